@@ -1,0 +1,3 @@
+//! The array runtime of longrun.
+
+pub mod format;

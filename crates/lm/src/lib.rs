@@ -1,0 +1,6 @@
+//! Language models on `longrun-array`.
+#![forbid(unsafe_code)]
+
+pub mod error;
+
+pub use error::{Error, Kind, Result};

@@ -1,0 +1,2 @@
+//! The `longrun` binary.
+fn main() {}
