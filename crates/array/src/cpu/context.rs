@@ -1,0 +1,134 @@
+//! What a kernel of the CPU device is given: the step's integers, its tensors, weights and states, and the threads.
+//!
+//! Owns the translation from ids and references to memory. Everything is checked against the size of the buffer it
+//! lies in; a kernel that is handed out here can't reach outside of it.
+
+use super::lanes::Isa;
+use super::memory::HostBuffer;
+use super::pool::Pool;
+use super::view::{Mat, MatMut};
+use crate::device::{BufferId, MatrixSpec};
+use crate::dims::Axis;
+use crate::inputs::Ragged;
+use crate::op::Id;
+use crate::plan::{Place, Plan};
+use crate::state::StateRef;
+use crate::weight::{WeightKind, WeightRef};
+
+/// One launch.
+pub(crate) struct Context<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) b: Ragged<'a>,
+    pub(crate) pool: &'a Pool,
+    pub(crate) isa: Isa,
+    /// Quantised weights meet f32 activations.
+    pub(crate) exact: bool,
+    pub(crate) buffers: &'a [Option<HostBuffer>],
+    /// `plan.arena_len` numbers.
+    pub(crate) arena: *mut f32,
+    /// The address of each buffer, for states.
+    pub(crate) addresses: &'a [*mut u8],
+}
+
+// SAFETY: the pointers lead to the arena and to states, which kernels hand out to threads in disjoint pieces.
+unsafe impl Sync for Context<'_> {}
+
+/// A state's memory: `units` pieces of `unit` numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct StateMem {
+    ptr: *mut f32,
+    unit: usize,
+    units: usize,
+}
+
+// SAFETY: kernels hand out pieces of a state to threads so that no piece is written by two.
+unsafe impl Sync for StateMem {}
+
+impl StateMem {
+    /// `len` numbers at `at` of piece `unit`, to be read.
+    ///
+    /// # Safety
+    /// Nobody writes them meanwhile.
+    #[inline]
+    pub(crate) unsafe fn read(&self, unit: usize, at: usize, len: usize) -> &[f32] {
+        assert!(unit < self.units && at + len <= self.unit, "a step names block {unit} of {}", self.units);
+        // SAFETY: inside of the state's buffer; the caller excludes writers.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(unit * self.unit + at), len) }
+    }
+
+    /// `len` numbers at `at` of piece `unit`, to be written.
+    ///
+    /// # Safety
+    /// Nobody else touches them meanwhile.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn write(&self, unit: usize, at: usize, len: usize) -> &mut [f32] {
+        assert!(unit < self.units && at + len <= self.unit, "a step names block {unit} of {}", self.units);
+        // SAFETY: inside of the state's buffer; the caller excludes others.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(unit * self.unit + at), len) }
+    }
+}
+
+impl<'a> Context<'a> {
+    fn live(&self, axis: Axis) -> usize {
+        match axis {
+            Axis::Tokens => self.b.tokens,
+            Axis::Outputs => self.b.outputs,
+        }
+    }
+
+    fn bounds(&self, place: Place) -> usize {
+        let rows = self.live(place.shape.rows);
+        let end = place.offset + rows.saturating_sub(1) * place.stride + place.shape.cols;
+        assert!(end <= self.plan.arena_len, "a tensor lies outside of the arena");
+        rows
+    }
+
+    /// A tensor to be read.
+    pub(crate) fn get(&self, id: Id) -> Mat<'a> {
+        let p = self.plan.place(id);
+        let rows = self.bounds(p);
+        // SAFETY: the place is inside of the arena, and the planner keeps what a kernel reads apart from what it
+        // writes.
+        unsafe { Mat::new(self.arena.add(p.offset), rows, p.shape.cols, p.stride) }
+    }
+
+    /// The tensor that node `node` makes.
+    pub(crate) fn out(&self, node: usize) -> MatMut<'a> {
+        let p = self.plan.place(node as Id);
+        let rows = self.bounds(p);
+        // SAFETY: as in `get`; kernels run one after the other, so this is the only access to the node's tensor.
+        unsafe { MatMut::new(self.arena.add(p.offset), rows, p.shape.cols, p.stride) }
+    }
+
+    /// The scratch bytes of a node.
+    pub(crate) fn scratch(&self, node: usize) -> (*mut u8, usize) {
+        let (offset, len) = self.plan.scratch[node];
+        assert!(offset + len <= self.plan.arena_len, "scratch lies outside of the arena");
+        // SAFETY: inside of the arena.
+        (unsafe { self.arena.add(offset) }.cast(), len * 4)
+    }
+
+    fn buffer(&self, id: BufferId) -> &'a HostBuffer {
+        self.buffers[id.0 as usize].as_ref().expect("launch checks that every buffer is alive")
+    }
+
+    /// A vector weight.
+    pub(crate) fn vector(&self, w: WeightRef) -> &'a [f32] {
+        let WeightKind::Vector { len } = w.kind else { unreachable!("recording checks the kind") };
+        &self.buffer(w.buffer).numbers()[..len]
+    }
+
+    /// A matrix weight in the device's layout.
+    pub(crate) fn matrix(&self, w: WeightRef) -> (MatrixSpec, &'a [u8]) {
+        let WeightKind::Matrix(spec) = w.kind else { unreachable!("recording checks the kind") };
+        (spec, self.buffer(w.buffer).bytes())
+    }
+
+    /// A state.
+    pub(crate) fn state(&self, s: StateRef) -> StateMem {
+        let unit = s.kind.unit();
+        assert!(self.buffer(s.buffer).len() >= s.units * unit * 4);
+        StateMem { ptr: self.addresses[s.buffer.0 as usize].cast(), unit, units: s.units }
+    }
+}

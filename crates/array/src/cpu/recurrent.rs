@@ -1,0 +1,170 @@
+//! Kernels that carry a record from token to token: causal convolution and the gated delta rule.
+//!
+//! Tokens of a row are taken strictly one after the other, so the result does not depend on how a prompt is cut.
+//! Threads share channels or columns of a state, never time.
+
+use super::context::{Context, StateMem};
+use super::lanes::{LANES, per_isa, sigmoid};
+use super::view::{Mat, MatMut, share};
+use crate::op::{DeltaHeads, Map};
+
+/// A row's slot: where it lies, and whether it counts as zeros.
+fn slot(c: &Context<'_>, row: usize) -> (usize, bool) {
+    (c.b.row_slot[row] as usize, c.b.row_past[row] == 0)
+}
+
+/// The tokens of a row.
+fn tokens(c: &Context<'_>, row: usize) -> std::ops::Range<usize> {
+    let first = c.b.row_first[row] as usize;
+    first..first + c.b.row_count[row] as usize
+}
+
+/// Channels that one piece of convolution work takes.
+const CHANNELS: usize = 64;
+
+/// The most taps of a convolution.
+const MOST_TAPS: usize = 8;
+
+/// Causal depthwise convolution; `taps` is `[K, cols]`, oldest first; the slot is `[K - 1, cols]`, oldest first.
+pub(super) fn conv(
+    c: &Context<'_>,
+    x: Mat<'_>,
+    taps: &[f32],
+    mem: StateMem,
+    f: Map,
+    out: &MatMut<'_>,
+) {
+    let cols = x.cols;
+    let k = taps.len() / cols;
+    assert!(k <= MOST_TAPS, "a convolution of {k} taps, the most is {MOST_TAPS}");
+    let chunks = cols.div_ceil(CHANNELS);
+    let cost = CHANNELS * k * c.b.tokens / c.b.rows.max(1) / 8;
+    share(c.pool, c.b.rows * chunks, cost, |items| {
+        for (row, chunk) in items.map(|i| (i / chunks, i % chunks)) {
+            let at = chunk * CHANNELS;
+            let n = CHANNELS.min(cols - at);
+            let (slot, fresh) = slot(c, row);
+            // The last K inputs, oldest first; the newest is replaced by each token.
+            let mut last = [[0.0f32; CHANNELS]; MOST_TAPS];
+            for (j, last) in last[..k - 1].iter_mut().enumerate().filter(|_| !fresh) {
+                // SAFETY: a chunk of channels of a slot belongs to one thread.
+                last[..n].copy_from_slice(unsafe { mem.read(slot, j * cols + at, n) });
+            }
+            for t in tokens(c, row) {
+                last[k - 1][..n].copy_from_slice(&x.row(t)[at..at + n]);
+                // SAFETY: a token belongs to one row, and the chunk to one thread.
+                let out = unsafe { out.piece(t, at, n) };
+                conv_chunk(c.isa, out, &last[..k], &taps[at..], cols, f == Map::Silu);
+                last[..k].rotate_left(1);
+            }
+            for (j, last) in last[..k - 1].iter().enumerate() {
+                // SAFETY: as for reading.
+                unsafe { mem.write(slot, j * cols + at, n) }.copy_from_slice(&last[..n]);
+            }
+        }
+    });
+}
+
+per_isa! {
+    fn conv_chunk(out: &mut [f32], last: &[[f32; CHANNELS]], taps: &[f32], cols: usize, silu: bool) {
+        out.fill(0.0);
+        for (j, last) in last.iter().enumerate() {
+            let taps = &taps[j * cols..][..out.len()];
+            for ((o, x), w) in out.iter_mut().zip(last).zip(taps) {
+                *o = x.mul_add(*w, *o);
+            }
+        }
+        if silu {
+            out.iter_mut().for_each(|o| *o *= sigmoid(*o));
+        }
+    }
+}
+
+/// Columns of a state that one piece of delta work takes.
+const COLUMNS: usize = 2 * LANES;
+
+/// The tensors of a delta rule.
+#[derive(Clone, Copy)]
+pub(super) struct DeltaArgs<'a> {
+    pub(super) q: Mat<'a>,
+    pub(super) k: Mat<'a>,
+    pub(super) v: Mat<'a>,
+    pub(super) decay: Mat<'a>,
+    pub(super) beta: Mat<'a>,
+    pub(super) heads: DeltaHeads,
+}
+
+/// The gated delta rule. Columns of the state `[dk, dv]` of a head are independent: they are the pieces of work.
+pub(super) fn delta_rule(c: &Context<'_>, a: DeltaArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
+    let DeltaHeads { hv, dk, dv, .. } = a.heads;
+    let chunks = dv.div_ceil(COLUMNS);
+    let cost = dk * 8 * c.b.tokens / c.b.rows.max(1);
+    share(c.pool, c.b.rows * hv * chunks, cost, |items| {
+        for item in items {
+            let (row, h, at) = (item / chunks / hv, item / chunks % hv, item % chunks * COLUMNS);
+            let n = COLUMNS.min(dv - at);
+            let (slot, fresh) = slot(c, row);
+            if fresh {
+                for i in 0..dk {
+                    // SAFETY: these columns of the head's state belong to this piece alone.
+                    unsafe { mem.write(slot, (h * dk + i) * dv + at, n) }.fill(0.0);
+                }
+            }
+            for t in tokens(c, row) {
+                let columns = Columns { mem, slot, start: h * dk * dv + at, dv, n };
+                delta_token(c.isa, a, t, h, at, columns, out);
+            }
+        }
+    });
+}
+
+/// `n` columns of one head's state.
+#[derive(Clone, Copy)]
+struct Columns {
+    mem: StateMem,
+    slot: usize,
+    start: usize,
+    dv: usize,
+    n: usize,
+}
+
+impl Columns {
+    /// Row `i`.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    fn row(&self, i: usize) -> &mut [f32] {
+        // SAFETY: the columns belong to one piece of work; its rows are borrowed one at a time.
+        unsafe { self.mem.write(self.slot, self.start + i * self.dv, self.n) }
+    }
+}
+
+per_isa! {
+    fn delta_token(a: DeltaArgs<'_>, t: usize, h: usize, at: usize, m: Columns, out: &MatMut<'_>) {
+        let DeltaHeads { hk, hv, dk, dv } = a.heads;
+        let key_head = h / (hv / hk);
+        let q = &a.q.row(t)[key_head * dk..][..dk];
+        let k = &a.k.row(t)[key_head * dk..][..dk];
+        let v = &a.v.row(t)[h * dv + at..][..m.n];
+        let (g, beta) = (a.decay.row(t)[h], a.beta.row(t)[h]);
+        // SAFETY: a token belongs to one row, and the columns to one piece of work.
+        let out = unsafe { out.piece(t, h * dv + at, m.n) };
+        let mut r = [0.0f32; COLUMNS];
+        for i in 0..dk {
+            for (m, r) in m.row(i).iter_mut().zip(&mut r) {
+                *m *= g;
+                *r = m.mul_add(k[i], *r);
+            }
+        }
+        for (r, v) in r.iter_mut().zip(v) {
+            *r = beta * (v - *r); // from here on the correction d
+        }
+        let mut y = [0.0f32; COLUMNS];
+        for i in 0..dk {
+            for ((m, d), y) in m.row(i).iter_mut().zip(&r).zip(&mut y) {
+                *m = k[i].mul_add(*d, *m);
+                *y = m.mul_add(q[i], *y);
+            }
+        }
+        out.copy_from_slice(&y[..m.n]);
+    }
+}

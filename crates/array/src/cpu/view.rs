@@ -1,0 +1,121 @@
+//! How kernels see a step: matrices inside of the arena, and rows handed out to threads.
+//!
+//! Owns the raw pointers of a launch, so that kernels are written on slices. What makes it sound: the planner never
+//! lets two tensors that are alive together overlap, a kernel writes only its own output and scratch, and work is
+//! handed out in disjoint pieces.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::pool::Pool;
+
+/// A tensor that a kernel reads, `[rows, cols]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Mat<'a> {
+    ptr: *const f32,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) stride: usize,
+    life: PhantomData<&'a [f32]>,
+}
+
+// SAFETY: a `Mat` is a shared borrow of numbers.
+unsafe impl Sync for Mat<'_> {}
+// SAFETY: as above.
+unsafe impl Send for Mat<'_> {}
+
+impl<'a> Mat<'a> {
+    /// # Safety
+    /// `rows` rows of `cols` numbers, `stride` apart, are readable at `ptr` and not written for `'a`.
+    pub(crate) unsafe fn new(ptr: *const f32, rows: usize, cols: usize, stride: usize) -> Self {
+        Self { ptr, rows, cols, stride, life: PhantomData }
+    }
+
+    #[inline]
+    pub(crate) fn row(&self, i: usize) -> &'a [f32] {
+        assert!(i < self.rows);
+        // SAFETY: the row is inside of what `new` was promised.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(i * self.stride), self.cols) }
+    }
+
+    pub(crate) fn ptr(&self) -> *const f32 {
+        self.ptr
+    }
+}
+
+/// A tensor that a kernel writes, `[rows, cols]`.
+pub(crate) struct MatMut<'a> {
+    ptr: *mut f32,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) stride: usize,
+    life: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: rows are handed out to threads only in disjoint pieces, by the `unsafe` methods' contract.
+unsafe impl Sync for MatMut<'_> {}
+
+impl MatMut<'_> {
+    /// # Safety
+    /// `rows` rows of `cols` numbers, `stride` apart, are valid at `ptr` and nobody else touches them for `'a`.
+    pub(crate) unsafe fn new(ptr: *mut f32, rows: usize, cols: usize, stride: usize) -> Self {
+        Self { ptr, rows, cols, stride, life: PhantomData }
+    }
+
+    /// Columns `at..at + len` of row `i`.
+    ///
+    /// # Safety
+    /// No other piece that overlaps is alive.
+    #[inline]
+    #[allow(clippy::mut_from_ref)] // disjoint pieces of one output are what threads share
+    pub(crate) unsafe fn piece(&self, i: usize, at: usize, len: usize) -> &mut [f32] {
+        assert!(i < self.rows && at + len <= self.cols);
+        // SAFETY: the piece is inside of what `new` was promised; the caller promises that it is the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(i * self.stride + at), len) }
+    }
+
+    pub(crate) fn ptr(&self) -> *mut f32 {
+        self.ptr
+    }
+
+    /// Calls `f(row, group, piece)` for each group of `group` columns of each row. `cost` is the work of one piece, in
+    /// about nanoseconds: small amounts stay on the calling thread.
+    pub(crate) fn for_groups(
+        &self,
+        pool: &Pool,
+        group: usize,
+        cost: usize,
+        f: impl Fn(usize, usize, &mut [f32]) + Sync,
+    ) {
+        let groups = self.cols / group;
+        share(pool, self.rows * groups, cost, |items| {
+            for item in items {
+                let (i, g) = (item / groups, item % groups);
+                // SAFETY: each item is one group of one row, and each item is handed out once.
+                f(i, g, unsafe { self.piece(i, g * group, group) });
+            }
+        });
+    }
+
+    /// Calls `f(row, piece)` for each row.
+    pub(crate) fn for_rows(&self, pool: &Pool, cost: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+        self.for_groups(pool, self.cols, cost, |i, _, row| f(i, row));
+    }
+}
+
+/// Work below this (in about nanoseconds) is not worth waking a thread for.
+const WORTH_SHARING: usize = 8_000;
+
+/// Cuts `items` into one range a thread and calls `f` with each. Which thread gets which items changes nothing: the
+/// result of an item depends on the item alone.
+pub(crate) fn share(pool: &Pool, items: usize, cost: usize, f: impl Fn(Range<usize>) + Sync) {
+    let threads = pool.threads().min(items);
+    if threads <= 1 || items.saturating_mul(cost) < WORTH_SHARING {
+        return f(0..items);
+    }
+    pool.run(&|i| {
+        if i < threads {
+            f(items * i / threads..items * (i + 1) / threads);
+        }
+    });
+}

@@ -1,0 +1,240 @@
+//! The runtime: one device, its memory, and a dense table of plans that are replayed.
+//!
+//! Owns the promise of this crate: [`Runtime::launch`] checks after every step, in every build, that the number of
+//! live buffers is what it was before. Plans are made in [`Runtime::prepare`], and nowhere else.
+
+use crate::device::{Device, IN_FLIGHT, PlanId, Shared, Ticket};
+use crate::error::{Error, Result};
+use crate::inputs::{InputLayout, Inputs, TABLES};
+use crate::key::Key;
+use crate::ledger::{Growth, Ledger, Tag, Usage};
+use crate::memory::{Buffer, Memory};
+use crate::plan::Plan;
+use crate::step::{Record, record};
+
+/// The most plans a runtime prepares.
+pub const MOST_PLANS: usize = 256;
+
+/// Limits of a runtime.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most live plus cached buffers.
+    pub buffers: usize,
+    /// Bytes of freed buffers that are kept for reuse.
+    pub cache_bytes: usize,
+}
+
+impl Default for Limits {
+    /// 65,536 buffers: some ten times what a large model needs, so that a leak is found soon.
+    fn default() -> Self {
+        Self { buffers: 1 << 16, cache_bytes: 0 }
+    }
+}
+
+/// What is known of a compiled plan without asking the device.
+#[derive(Clone, Copy)]
+struct Entry {
+    id: PlanId,
+    ids: usize,
+    slots: usize,
+    /// Columns of the result; 0 without one.
+    cols: usize,
+}
+
+struct Io {
+    arena: Buffer,
+    inputs: [Buffer; IN_FLIGHT],
+    outputs: [Buffer; IN_FLIGHT],
+}
+
+/// A device with its memory and plans.
+pub struct Runtime {
+    memory: Memory,
+    plans: Vec<Option<Entry>>,
+    io: Option<Io>,
+    widths: [usize; TABLES],
+    input_words: usize,
+    #[cfg(feature = "leak-lab")]
+    pub(crate) lab: crate::lab::Lab,
+}
+
+impl Runtime {
+    /// A runtime without plans.
+    pub fn new(device: Box<dyn Device>, limits: Limits) -> Self {
+        let ledger = Ledger::new(limits.buffers);
+        Self {
+            memory: Memory::new(device, ledger, limits.cache_bytes),
+            plans: vec![None; Key::COUNT],
+            io: None,
+            widths: [0; TABLES],
+            input_words: 0,
+            #[cfg(feature = "leak-lab")]
+            lab: crate::lab::Lab::default(),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The name of the device.
+    pub fn device_name(&self) -> String {
+        self.memory.lock().device.name()
+    }
+
+    /// All counts now.
+    pub fn usage(&self) -> Usage {
+        self.memory.ledger.usage()
+    }
+
+    /// The book of all counts, to be read while the runtime is busy elsewhere.
+    pub fn ledger(&self) -> Ledger {
+        self.memory.ledger.clone()
+    }
+
+    /// How many plans there are.
+    pub fn plans(&self) -> usize {
+        self.plans.iter().flatten().count()
+    }
+
+    /// Whether a step of this key can be launched.
+    pub fn has_plan(&self, key: Key) -> bool {
+        self.plans[key.index()].is_some()
+    }
+
+    /// Records and compiles a plan for each of `keys`; the only place where plans are made. Earlier plans are dropped.
+    /// `widths` are the entries a row of each block table.
+    ///
+    /// # Errors
+    /// The model is wrong (with its source line), or memory or objects run out.
+    pub fn prepare(
+        &mut self,
+        model: &dyn Record,
+        keys: &[Key],
+        widths: [usize; TABLES],
+    ) -> Result<()> {
+        if keys.len() > MOST_PLANS {
+            return Err(Error::TooManyPlans { asked: keys.len(), most: MOST_PLANS });
+        }
+        self.discard_plans();
+        let mut plans = Vec::with_capacity(keys.len());
+        for &key in keys {
+            let nodes = record(key, |step| model.record(step))?;
+            let layout = InputLayout::new(key, widths);
+            plans.push(Plan::new(key, nodes, layout, &*self.memory.lock().device));
+        }
+        let io = self.make_io(&plans)?;
+        let shared = Shared {
+            arena: io.arena.id,
+            inputs: std::array::from_fn(|i| io.inputs[i].id),
+            outputs: std::array::from_fn(|i| io.outputs[i].id),
+        };
+        self.io = Some(io);
+        self.widths = widths;
+        self.input_words = plans.iter().map(|p| p.layout.words()).max().unwrap_or(0);
+        for plan in plans {
+            let (key, ids, slots) = (plan.key, plan.ids, plan.slots);
+            let cols = plan.result.map_or(0, |s| s.cols);
+            let id = self.memory.lock().device.compile(plan, shared).map_err(Error::Device)?;
+            self.plans[key.index()] = Some(Entry { id, ids, slots, cols });
+        }
+        Ok(())
+    }
+
+    fn discard_plans(&mut self) {
+        for entry in self.plans.iter_mut().filter_map(Option::take) {
+            self.memory.lock().device.discard(entry.id);
+        }
+        self.io = None;
+    }
+
+    fn make_io(&self, plans: &[Plan]) -> Result<Io> {
+        let arena = plans.iter().map(|p| p.arena_len).max().unwrap_or(0) * 4;
+        let result = |p: &Plan| p.result.map_or(0, |s| s.cols * p.capacity(s.rows) * 4);
+        let outputs = plans.iter().map(result).max().unwrap_or(0);
+        let device_bytes = |p: &Plan| self.memory.lock().device.input_bytes(&p.layout);
+        let inputs = plans.iter().map(device_bytes).max().unwrap_or(0);
+        let new = |bytes: usize, tag| self.memory.allocate(bytes.max(64), tag, Growth::Prepare);
+        Ok(Io {
+            arena: new(arena, Tag::Arena)?,
+            inputs: [new(inputs, Tag::Io)?, new(inputs, Tag::Io)?],
+            outputs: [new(outputs, Tag::Io)?, new(outputs, Tag::Io)?],
+        })
+    }
+
+    /// Step inputs with room for every prepared plan.
+    pub fn inputs(&self) -> Inputs {
+        let key = Key::fit(1, 1, crate::key::Outputs::None, crate::key::Head::Logits)
+            .expect("the smallest key exists");
+        Inputs::with_room(key, self.widths, self.input_words)
+    }
+
+    /// Starts a step. At most [`IN_FLIGHT`] steps may be launched and not yet waited for.
+    ///
+    /// # Errors
+    /// No plan was prepared, the inputs are inconsistent, a kernel failed, or the number of live buffers changed.
+    pub fn launch(&mut self, inputs: &Inputs) -> Result<Ticket> {
+        let entry = self.plans[inputs.key().index()].ok_or(Error::NotPrepared(inputs.key()))?;
+        inputs.check(entry.ids, entry.slots)?;
+        let before = self.memory.ledger.live();
+        let ticket = {
+            let mut inner = self.memory.lock();
+            let ticket = Ticket(inner.issued);
+            if inner.issued - inner.finished >= IN_FLIGHT as u64 {
+                return Err(Error::Ticket { ticket: ticket.0 });
+            }
+            inner.device.launch(entry.id, inputs, ticket).map_err(Error::Device)?;
+            inner.issued += 1;
+            ticket
+        };
+        #[cfg(feature = "leak-lab")]
+        self.lab.advance(&self.memory)?;
+        self.check_live(before)?;
+        Ok(ticket)
+    }
+
+    /// A replay cannot change the number of live buffers: two integers, compared after every step in every build.
+    fn check_live(&mut self, before: usize) -> Result<()> {
+        let after = self.memory.ledger.live();
+        if after == before {
+            return Ok(());
+        }
+        #[cfg(feature = "leak-lab")]
+        if self.lab.tolerates() {
+            return Ok(());
+        }
+        Err(Error::LiveCount { before, after })
+    }
+
+    /// Waits for a step and copies the first rows of its result into `rows`, which holds `n * columns` numbers.
+    ///
+    /// # Errors
+    /// The step is not in flight or has failed; `rows` is longer than the result.
+    pub fn wait(&mut self, ticket: Ticket, rows: &mut [f32]) -> Result<()> {
+        let mut guard = self.memory.lock();
+        let inner = &mut *guard;
+        if ticket.0 < inner.finished || ticket.0 >= inner.issued {
+            return Err(Error::Ticket { ticket: ticket.0 });
+        }
+        let done = inner.device.wait(ticket);
+        self.memory.settle(inner, ticket);
+        done.map_err(Error::Device)?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let io = self.io.as_ref().expect("a step was launched, so plans were prepared");
+        let bytes = crate::bytes::of_f32_mut(rows);
+        inner.device.download(io.outputs[ticket.ring()].id, 0, bytes).map_err(Error::Device)
+    }
+
+    /// Columns of the result of a plan; 0 without a plan or a result.
+    pub fn result_cols(&self, key: Key) -> usize {
+        self.plans[key.index()].map_or(0, |e| e.cols)
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.discard_plans();
+    }
+}

@@ -1,0 +1,81 @@
+//! State: the only memory that crosses a step. Owned, made once, written in place.
+//!
+//! Owns the handle and the shapes that a state can have. Refuses to grow, to be cloned and to be seen as a tensor:
+//! inside a step it is a [`Version`](crate::step::Version), and only the operations that say so write to it.
+
+use crate::device::BufferId;
+use crate::inputs::BLOCK;
+use crate::ledger::{Growth, Tag};
+use crate::memory::Buffer;
+use crate::{Result, Runtime};
+
+/// How a state is laid out. All numbers are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateKind {
+    /// Paged attention keys: `[blocks, heads, dim, BLOCK]`, so that a tile of scores needs no horizontal sums.
+    Keys {
+        /// Key heads.
+        heads: usize,
+        /// Numbers of one head.
+        dim: usize,
+    },
+    /// Paged attention values: `[blocks, heads, BLOCK, dim]`.
+    Values {
+        /// Value heads.
+        heads: usize,
+        /// Numbers of one head.
+        dim: usize,
+    },
+    /// One record a sequence: `[slots, len]`. The record of a row whose past is 0 counts as zeros.
+    Slots {
+        /// Numbers of one record.
+        len: usize,
+    },
+}
+
+impl StateKind {
+    /// Numbers in one block or slot.
+    pub const fn unit(self) -> usize {
+        match self {
+            Self::Keys { heads, dim } | Self::Values { heads, dim } => heads * dim * BLOCK,
+            Self::Slots { len } => len,
+        }
+    }
+}
+
+/// A state as operations name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateRef {
+    /// Its memory.
+    pub buffer: BufferId,
+    /// Its layout.
+    pub kind: StateKind,
+    /// Which block table leads to its blocks (unused for slots).
+    pub table: usize,
+    /// Blocks or slots.
+    pub units: usize,
+}
+
+/// Memory that outlives a step.
+pub struct State {
+    _buffer: Buffer,
+    pub(crate) r: StateRef,
+}
+
+impl State {
+    /// Zeroed state of `units` blocks or slots. Paged kinds are addressed through block table `table`.
+    ///
+    /// # Errors
+    /// The object limit or the device's memory is reached.
+    pub fn new(runtime: &Runtime, kind: StateKind, units: usize, table: usize) -> Result<Self> {
+        let bytes = units.saturating_mul(kind.unit()).saturating_mul(4);
+        let buffer = runtime.memory().allocate(bytes, Tag::State, Growth::Admit)?;
+        let r = StateRef { buffer: buffer.id, kind, table, units };
+        Ok(Self { _buffer: buffer, r })
+    }
+
+    /// Bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        self._buffer.bytes
+    }
+}
