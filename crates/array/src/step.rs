@@ -127,7 +127,7 @@ impl<'s> Step<'s> {
     #[track_caller]
     pub fn emit(self, x: Tensor<'s>) {
         if self.key.outputs != Outputs::None {
-            self.push(Op::Emit { x: x.id });
+            let _ = self.push(Op::Emit { x: x.id });
         }
     }
 
@@ -182,7 +182,7 @@ impl<'s> Version<'s> {
     /// Writes each token's row at its position: `x: [T, heads * dim]`.
     #[track_caller]
     pub fn write(self, x: Tensor<'s>) -> Self {
-        x.step.push(Op::WriteKv { x: x.id, state: self.state });
+        let _ = x.step.push(Op::WriteKv { x: x.id, state: self.state });
         self
     }
 }
@@ -210,6 +210,11 @@ pub struct AttentionSpec {
 }
 
 impl<'s> Tensor<'s> {
+    /// The step that it belongs to.
+    pub fn step(self) -> Step<'s> {
+        self.step
+    }
+
     /// Numbers in a row.
     pub fn cols(self) -> usize {
         self.step.recording.borrow().shape(self.id).cols

@@ -1,0 +1,398 @@
+//! What a checkpoint's `config.json` says, checked and in one vocabulary.
+//!
+//! Owns the names that different writers use (original checkpoints, transformers 5, MLX, GGUF metadata translated by
+//! [`crate::checkpoint`]) and their defaults. Refuses what would change the maths and is not known here.
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::rope::RopeSpec;
+
+/// The families that this build runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    Qwen3Moe,
+    Gemma3,
+    Qwen3Next,
+    Qwen35,
+    Qwen35Moe,
+    /// Attention whose values are its keys, with a value cache that is written and never read (for tests and soaks
+    /// only): the cache half whose lazy chain kills other engines.
+    DeadValues,
+}
+
+impl Family {
+    /// Every family with its `model_type` names; the first is the one that people use.
+    pub const NAMES: [(Self, &'static [&'static str]); 10] = [
+        (Self::Llama, &["llama"]),
+        (Self::Mistral, &["mistral"]),
+        (Self::Qwen2, &["qwen2"]),
+        (Self::Qwen3, &["qwen3"]),
+        (Self::Qwen3Moe, &["qwen3_moe"]),
+        (Self::Gemma3, &["gemma3", "gemma3_text"]),
+        (Self::Qwen3Next, &["qwen3_next"]),
+        (Self::Qwen35, &["qwen3_5", "qwen3_5_text"]),
+        (Self::Qwen35Moe, &["qwen3_5_moe", "qwen3_5_moe_text"]),
+        (Self::DeadValues, &["dead_values"]),
+    ];
+
+    /// The family of a `model_type`.
+    ///
+    /// # Errors
+    /// The name is not known; the message lists those that are.
+    pub fn of(model_type: &str) -> Result<Self> {
+        let mut all = Self::NAMES.iter();
+        match all.find(|(_, names)| names.contains(&model_type)) {
+            Some((family, _)) => Ok(*family),
+            None => {
+                let known: Vec<_> = Self::NAMES.iter().map(|(_, names)| names[0]).collect();
+                Err(Error::unsupported(format!("the model family \"{model_type}\" is not known"))
+                    .hint(format!("this build runs {}", known.join(", "))))
+            }
+        }
+    }
+
+    /// The name that people use.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(f, _)| *f == self).map_or("?", |(_, names)| names[0])
+    }
+
+    fn is_hybrid(self) -> bool {
+        matches!(self, Self::Qwen3Next | Self::Qwen35 | Self::Qwen35Moe)
+    }
+}
+
+/// What a layer mixes tokens with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    /// Attention over everything before.
+    Full,
+    /// Attention over a window.
+    Sliding,
+    /// Gated delta rule.
+    Linear,
+}
+
+/// Experts of a mixture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeConfig {
+    /// How many.
+    pub experts: usize,
+    /// How many serve a token.
+    pub per_token: usize,
+    /// Their inner width.
+    pub intermediate: usize,
+    /// The inner width of the expert that serves every token; 0 without.
+    pub shared_intermediate: usize,
+    /// The weights of the chosen are divided by their sum.
+    pub renormalize: bool,
+    /// Layers with a plain MLP instead.
+    pub dense_layers: Vec<usize>,
+    /// Only every n-th layer has experts.
+    pub every: usize,
+}
+
+/// Sizes of a gated delta layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct DeltaConfig {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    pub taps: usize,
+}
+
+/// A model's shape.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct Config {
+    pub family: Family,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub intermediate: usize,
+    pub vocab: usize,
+    pub eps: f32,
+    /// The most tokens of a sequence that the model was made for.
+    pub context: usize,
+    /// The head is the embedding.
+    pub tied: bool,
+    /// What each layer mixes tokens with.
+    pub mixers: Vec<Mixer>,
+    /// The window of sliding layers.
+    pub window: Option<usize>,
+    pub rope: RopeSpec,
+    /// The positions of sliding layers where they differ.
+    pub sliding_rope: Option<RopeSpec>,
+    /// Pairs are `(2i, 2i + 1)`: llama in GGUF files.
+    pub rope_interleaved: bool,
+    pub attention_bias: bool,
+    pub output_bias: bool,
+    pub mlp_bias: bool,
+    /// Factor on attention scores.
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    pub final_softcap: Option<f32>,
+    /// Norm weights are stored less 1.
+    pub norms_less_one: bool,
+    pub moe: Option<MoeConfig>,
+    pub delta: Option<DeltaConfig>,
+    /// Ids that end a text, of `config.json`.
+    pub eos: Vec<u32>,
+}
+
+/// The most that a dimension may be: above it is a lie, and products of three stay below 2^64.
+const MOST: usize = 1 << 20;
+
+impl Config {
+    /// Reads a `config.json`; a vision checkpoint gives its text part.
+    ///
+    /// # Errors
+    /// A field is missing, impossible or unknown and would change the maths; the message names it.
+    pub fn new(json: &Value) -> Result<Self> {
+        Self::read(json).map_err(|e| e.at("config.json"))
+    }
+
+    fn read(json: &Value) -> Result<Self> {
+        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
+        let f = Fields { text, outer: json };
+        let family = Family::of(f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?)?;
+        let [hidden, layers, heads] =
+            [f.size("hidden_size")?, f.size("num_hidden_layers")?, f.size("num_attention_heads")?];
+        let kv_heads = f.size_or("num_key_value_heads", heads)?;
+        let head_dim = f.size_or("head_dim", hidden / heads)?;
+        if !heads.is_multiple_of(kv_heads) {
+            let what = format!("{heads} heads can't share {kv_heads} key heads");
+            return Err(Error::file(what).at("num_key_value_heads"));
+        }
+        check_activation(&f)?;
+        let window = f.size_opt("sliding_window")?;
+        let mixers = mixers(&f, family, layers, window)?;
+        let (rope, sliding_rope) = ropes(&f, family, head_dim)?;
+        let moe = matches!(family, Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen35Moe);
+        let gemma = family == Family::Gemma3;
+        let scalar = f.number("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
+        let shifted = f.bool_or("norm_weight_shifted", false)?;
+        Ok(Self {
+            family,
+            hidden,
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate: f.size_or("intermediate_size", hidden)?,
+            vocab: f.size("vocab_size")?,
+            eps: f.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            context: f.size_or("max_position_embeddings", 4096)?,
+            tied: f.bool_or("tie_word_embeddings", gemma)?,
+            mixers,
+            window,
+            rope,
+            sliding_rope,
+            rope_interleaved: f.bool_or("rope_interleaved", false)?,
+            attention_bias: f.bool_or("attention_bias", family == Family::Qwen2)?,
+            output_bias: f.bool_or("attention_bias", false)? && family != Family::Qwen2,
+            mlp_bias: f.bool_or("mlp_bias", false)?,
+            scale: if gemma { scalar.powf(-0.5) as f32 } else { (head_dim as f32).powf(-0.5) },
+            softcap: f.number("attn_logit_softcapping")?.map(|c| c as f32),
+            final_softcap: f.number("final_logit_softcapping")?.map(|c| c as f32),
+            norms_less_one: (gemma || family.is_hybrid()) && !shifted,
+            moe: if moe { Some(experts(&f, family)?) } else { None },
+            delta: if family.is_hybrid() { Some(delta(&f)?) } else { None },
+            eos: ids(f.get("eos_token_id"))?,
+        })
+    }
+}
+
+/// A number or a list of numbers, as ids.
+///
+/// # Errors
+/// It is something else.
+pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
+    let id = |v: &Value| {
+        let id = v.as_u64().and_then(|n| u32::try_from(n).ok());
+        id.ok_or_else(|| Error::file(format!("{v} is no token id")).at("eos_token_id"))
+    };
+    match value {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(list)) => list.iter().map(id).collect(),
+        Some(one) => Ok(vec![id(one)?]),
+    }
+}
+
+fn check_activation(f: &Fields<'_>) -> Result<()> {
+    let name = f.str("hidden_activation")?.or(f.str("hidden_act")?);
+    match name {
+        None | Some("silu" | "swish" | "gelu_pytorch_tanh" | "gelu_tanh") => Ok(()),
+        Some(other) => {
+            Err(Error::unsupported(format!("activation \"{other}\" is not known")).at("hidden_act"))
+        }
+    }
+}
+
+fn mixers(
+    f: &Fields<'_>,
+    family: Family,
+    layers: usize,
+    window: Option<usize>,
+) -> Result<Vec<Mixer>> {
+    if let Some(list) = f.get("layer_types").and_then(Value::as_array) {
+        if list.len() != layers {
+            let what = format!("{} entries for {layers} layers", list.len());
+            return Err(Error::file(what).at("layer_types"));
+        }
+        let kind = |v: &Value| match v.as_str() {
+            Some("full_attention") => Ok(Mixer::Full),
+            Some("sliding_attention") if window.is_some() => Ok(Mixer::Sliding),
+            Some("linear_attention") if family.is_hybrid() => Ok(Mixer::Linear),
+            _ => Err(Error::unsupported(format!("{v} is not known here")).at("layer_types")),
+        };
+        return list.iter().map(kind).collect();
+    }
+    let pattern = f.size_or("sliding_window_pattern", 0)?;
+    let pattern = if pattern > 0 { pattern } else { f.size_or("_sliding_window_pattern", 6)? };
+    let interval = f.size_or("full_attention_interval", 4)?;
+    let sliding = f.bool_or("use_sliding_window", family == Family::Mistral)?;
+    let kind = |i: usize| match family {
+        Family::Gemma3 if (i + 1) % pattern != 0 => Mixer::Sliding,
+        _ if family.is_hybrid() && (i + 1) % interval != 0 => Mixer::Linear,
+        Family::Mistral | Family::Qwen2 | Family::Qwen3 if sliding && window.is_some() => {
+            Mixer::Sliding
+        }
+        _ => Mixer::Full,
+    };
+    if family == Family::Gemma3 && window.is_none() {
+        return Err(f.missing("sliding_window"));
+    }
+    Ok((0..layers).map(kind).collect())
+}
+
+fn ropes(f: &Fields<'_>, family: Family, dim: usize) -> Result<(RopeSpec, Option<RopeSpec>)> {
+    let theta = f.number("rope_theta")?;
+    let partial = f.number("partial_rotary_factor")?;
+    let partial = partial.unwrap_or(if family.is_hybrid() { 0.25 } else { 1.0 });
+    let default = if family == Family::Gemma3 { 1e6 } else { 1e4 };
+    let read = |value: Option<&Value>, theta: f64| {
+        RopeSpec::new(value, dim, theta, partial).map_err(|e| e.at("rope_parameters"))
+    };
+    let given = f.get("rope_parameters").or_else(|| f.get("rope_scaling"));
+    let kinds = given.and_then(|v| Some((v.get("full_attention")?, v.get("sliding_attention")?)));
+    if let Some((full, sliding)) = kinds {
+        return Ok((read(Some(full), default)?, Some(read(Some(sliding), 1e4)?)));
+    }
+    let rope = read(given, theta.unwrap_or(default))?;
+    let local = f.number("rope_local_base_freq")?.unwrap_or(1e4);
+    let sliding = (family == Family::Gemma3).then(|| read(None, local)).transpose()?;
+    Ok((rope, sliding))
+}
+
+fn experts(f: &Fields<'_>, family: Family) -> Result<MoeConfig> {
+    let experts = match f.size_opt("num_experts")? {
+        Some(n) => n,
+        None => f.size("num_local_experts")?,
+    };
+    let dense = f.get("mlp_only_layers").and_then(Value::as_array);
+    let dense = dense.map(|l| l.iter().filter_map(Value::as_u64).map(|n| n as usize).collect());
+    let shared = if family == Family::Qwen3Moe { 0 } else { f.size("shared_expert_intermediate_size")? };
+    let moe = MoeConfig {
+        experts,
+        per_token: f.size("num_experts_per_tok")?,
+        intermediate: f.size("moe_intermediate_size")?,
+        shared_intermediate: shared,
+        renormalize: f.bool_or("norm_topk_prob", family == Family::Qwen35Moe)?,
+        dense_layers: dense.unwrap_or_default(),
+        every: f.size_or("decoder_sparse_step", 1)?,
+    };
+    if moe.per_token > moe.experts {
+        let what = format!("{} of {} experts", moe.per_token, moe.experts);
+        return Err(Error::file(what).at("num_experts_per_tok"));
+    }
+    Ok(moe)
+}
+
+fn delta(f: &Fields<'_>) -> Result<DeltaConfig> {
+    let d = DeltaConfig {
+        key_heads: f.size("linear_num_key_heads")?,
+        value_heads: f.size("linear_num_value_heads")?,
+        key_dim: f.size("linear_key_head_dim")?,
+        value_dim: f.size("linear_value_head_dim")?,
+        taps: f.size_or("linear_conv_kernel_dim", 4)?,
+    };
+    if !d.value_heads.is_multiple_of(d.key_heads) {
+        let what = format!("{} value heads for {} key heads", d.value_heads, d.key_heads);
+        return Err(Error::file(what).at("linear_num_value_heads"));
+    }
+    Ok(d)
+}
+
+/// The fields of a config: those of the text part first, then the outer ones.
+struct Fields<'a> {
+    text: &'a Value,
+    outer: &'a Value,
+}
+
+impl<'a> Fields<'a> {
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        let value = self.text.get(name).or_else(|| self.outer.get(name));
+        value.filter(|v| !v.is_null())
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        Error::file("this field is missing").at(name)
+    }
+
+    fn wrong(name: &str, value: &Value, want: &str) -> Error {
+        let mut shown = value.to_string();
+        shown.truncate(shown.floor_char_boundary(60));
+        Error::file(format!("{shown} is not {want}")).at(name)
+    }
+
+    fn size_opt(&self, name: &str) -> Result<Option<usize>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let n = value.as_u64().and_then(|n| usize::try_from(n).ok());
+        match n.filter(|&n| n > 0 && n <= MOST.max(1 << 24)) {
+            Some(n) => Ok(Some(n)),
+            None => Err(Self::wrong(name, value, "a positive size that can be")),
+        }
+    }
+
+    fn size(&self, name: &str) -> Result<usize> {
+        self.size_opt(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    fn size_or(&self, name: &str, default: usize) -> Result<usize> {
+        Ok(self.size_opt(name)?.unwrap_or(default))
+    }
+
+    fn number(&self, name: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.as_f64().filter(|x| x.is_finite()) {
+            Some(x) => Ok(Some(x)),
+            None => Err(Self::wrong(name, value, "a number")),
+        }
+    }
+
+    fn bool_or(&self, name: &str, default: bool) -> Result<bool> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(other) => Err(Self::wrong(name, other, "true or false")),
+        }
+    }
+
+    fn str(&self, name: &str) -> Result<Option<&'a str>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::String(s)) => Ok(Some(s)),
+            Some(other) => Err(Self::wrong(name, other, "a string")),
+        }
+    }
+}

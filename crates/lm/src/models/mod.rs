@@ -1,0 +1,52 @@
+//! The model families: one file each, its maths with shapes. This file is the registry.
+//!
+//! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
+
+mod gemma3;
+mod qwen3_next;
+mod transformer;
+
+use std::cell::Cell;
+
+use longrun_array::{Runtime, Step};
+
+use crate::cache::{CacheSpec, Caches};
+use crate::config::{Config, Family};
+use crate::error::Result;
+use crate::weights::{Progress, Source, Weights};
+
+/// A model: it can write its step.
+pub trait Model: Send {
+    /// What it keeps between steps.
+    fn caches(&self) -> CacheSpec;
+
+    /// Writes one step: embeds the tokens, moves the caches forward, emits the wanted results.
+    fn forward<'s>(&self, step: Step<'s>, caches: &Caches);
+}
+
+/// Reads the weights of `config`'s family.
+///
+/// # Errors
+/// A weight is missing or misshapen; memory or objects run out.
+pub fn load(
+    runtime: &Runtime,
+    config: &Config,
+    source: Source<'_>,
+    progress: Progress<'_>,
+) -> Result<Box<dyn Model>> {
+    let read = Cell::new(0);
+    let w = Weights::new(runtime, source, config.norms_less_one, config.eps);
+    let w = &w.with_progress(&read, progress);
+    Ok(match config.family {
+        Family::Llama
+        | Family::Mistral
+        | Family::Qwen2
+        | Family::Qwen3
+        | Family::Qwen3Moe
+        | Family::DeadValues => Box::new(transformer::Transformer::load(w, config)?),
+        Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
+        Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
+            Box::new(qwen3_next::Qwen3Next::load(w, config)?)
+        }
+    })
+}

@@ -1,0 +1,174 @@
+//! Qwen3-Next and Qwen3.5 (dense and with experts): gated delta layers, and gated attention every few layers.
+//!
+//! The two differ in how the projections of a delta layer are packed in the checkpoint, and in nothing else.
+
+use longrun_array::{Delta, DeltaHeads, Map, Step, Tensor, Weight};
+
+use super::Model;
+use crate::cache::{CacheSpec, Caches, DeltaSpec};
+use crate::config::{Config, DeltaConfig, Family, Mixer};
+use crate::error::{Error, Result};
+use crate::nn::{Attention, AttentionKind, FeedForward, Head, Linear, RmsNorm, Rope};
+use crate::weights::Weights;
+
+/// Linear attention: a short causal convolution, then the gated delta rule.
+struct GatedDeltaNet {
+    qkv: Linear,
+    z: Linear,
+    beta: Linear,
+    a: Linear,
+    taps: Weight,
+    neg_a: Weight, // -exp(A_log)
+    dt_bias: Weight,
+    norm: RmsNorm,
+    out: Linear,
+    heads: DeltaHeads,
+    slot: usize,
+}
+
+impl GatedDeltaNet {
+    fn load(w: &Weights<'_>, c: &Config, d: &DeltaConfig, slot: usize) -> Result<Self> {
+        let DeltaConfig { key_heads: hk, value_heads: hv, key_dim: dk, value_dim: dv, taps } = *d;
+        let heads = DeltaHeads { hk, hv, dk, dv };
+        let (channels, h) = (2 * heads.keys() + heads.values(), c.hidden);
+        let [qkv, z, beta, a] = if c.family == Family::Qwen3Next {
+            grouped_projections(w, heads, h)?
+        } else {
+            [
+                w.linear("in_proj_qkv", [channels, h], false)?,
+                w.linear("in_proj_z", [heads.values(), h], false)?,
+                w.linear("in_proj_b", [hv, h], false)?,
+                w.linear("in_proj_a", [hv, h], false)?,
+            ]
+        };
+        // The checkpoint has each channel's taps together, [C, 1, K]; the kernel wants them tap by tap.
+        let by_channel = w.numbers("conv1d.weight", channels * taps, 0.3)?;
+        let by_tap = |i: usize| by_channel[i % channels * taps + i / channels];
+        let by_tap: Vec<f32> = (0..channels * taps).map(by_tap).collect();
+        Ok(Self {
+            qkv,
+            z,
+            beta,
+            a,
+            taps: Weight::vector(w.runtime, "conv1d.weight", &by_tap)?,
+            neg_a: w.vector("A_log", hv, 0.0, |a| -a.exp())?,
+            dt_bias: w.vector("dt_bias", hv, 0.0, |b| b)?,
+            norm: w.plain_norm("norm", dv)?,
+            out: w.linear("out_proj", [h, heads.values()], false)?,
+            heads,
+            slot,
+        })
+    }
+
+    /// `[T, H] -> [T, H]`. Moves the window and the memory of each row forward, in place.
+    fn forward<'s>(&self, x: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+        let heads = self.heads;
+        let (window, memory) = caches.open_delta(x.step(), self.slot);
+        let (mixed, _) = self.qkv.apply(x).conv(&self.taps, window, Map::Silu);
+        let [q, k, v] = mixed.split([heads.keys(), heads.keys(), heads.values()]);
+
+        let q = q.unit_norm(heads.dk, 1e-6, (heads.dk as f32).powf(-0.5));
+        let k = k.unit_norm(heads.dk, 1e-6, 1.0);
+        let decay = self.a.apply(x).decay(&self.neg_a, &self.dt_bias); // [T, hv]
+        let beta = self.beta.apply(x).apply(Map::Sigmoid); // [T, hv]
+
+        let (y, _) = Delta { q, k, v, decay, beta }.rule(heads, memory); // [T, hv * dv]
+        self.out.apply(self.norm.gated(y, self.z.apply(x)))
+    }
+}
+
+/// Qwen3-Next packs rows by key head: `[q | k | v | z]` and `[b | a]` for each. Here they are taken apart.
+fn grouped_projections(w: &Weights<'_>, heads: DeltaHeads, hidden: usize) -> Result<[Linear; 4]> {
+    let DeltaHeads { hk, hv, dk, dv } = heads;
+    let per_key = hv / hk;
+    let group = 2 * dk + 2 * per_key * dv;
+    let take = |group: usize, start: usize, len: usize| {
+        (0..hk * len).map(move |i| i / len * group + start + i % len)
+    };
+    let part = |start, len| take(group, start, len);
+    let qkv = part(0, dk).chain(part(dk, dk)).chain(part(2 * dk, per_key * dv));
+    let shape = [hk * group, hidden];
+    Ok([
+        w.linear_rows("in_proj_qkvz", shape, qkv)?,
+        w.linear_rows("in_proj_qkvz", shape, part(2 * dk + per_key * dv, per_key * dv))?,
+        w.linear_rows("in_proj_ba", [2 * hv, hidden], take(2 * per_key, 0, per_key))?,
+        w.linear_rows("in_proj_ba", [2 * hv, hidden], take(2 * per_key, per_key, per_key))?,
+    ])
+}
+
+enum TokenMixer {
+    Delta(GatedDeltaNet),
+    Attention(Attention),
+}
+
+struct Layer {
+    input_norm: RmsNorm,
+    mixer: TokenMixer,
+    post_norm: RmsNorm,
+    mlp: FeedForward,
+}
+
+impl Layer {
+    fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+        let y = self.input_norm.apply(x);
+        let h = x + match &self.mixer {
+            TokenMixer::Delta(delta) => delta.forward(y, caches),
+            TokenMixer::Attention(attention) => attention.forward(y, rope, caches),
+        };
+        h + self.mlp.forward(self.post_norm.apply(h))
+    }
+}
+
+pub(super) struct Qwen3Next {
+    embedding: Weight,
+    rope: Rope,
+    layers: Vec<Layer>,
+    head: Head,
+    caches: CacheSpec,
+}
+
+impl Qwen3Next {
+    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
+        let d = c.delta.ok_or_else(|| Error::file("a hybrid without linear attention heads"))?;
+        let heads = DeltaHeads { hk: d.key_heads, hv: d.value_heads, dk: d.key_dim, dv: d.value_dim };
+        let window = (d.taps - 1) * (2 * heads.keys() + heads.values());
+        let memory = d.value_heads * d.key_dim * d.value_dim;
+        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
+        let (mut layers, mut caches) = (Vec::new(), CacheSpec::default());
+        for i in 0..c.layers {
+            let w = &w.at("layers").at(i);
+            let mixer = if c.mixers[i] == Mixer::Linear {
+                caches.delta.push(DeltaSpec { window, memory });
+                let slot = caches.delta.len() - 1;
+                TokenMixer::Delta(GatedDeltaNet::load(&w.at("linear_attn"), c, &d, slot)?)
+            } else {
+                caches.kv.push(Attention::cache(c, i));
+                let (slot, kind) = (caches.kv.len() - 1, AttentionKind { norms: true, gated: true });
+                TokenMixer::Attention(Attention::load(&w.at("self_attn"), c, i, slot, kind)?)
+            };
+            layers.push(Layer {
+                input_norm: w.norm("input_layernorm", c.hidden)?,
+                mixer,
+                post_norm: w.norm("post_attention_layernorm", c.hidden)?,
+                mlp: FeedForward::load(&w.at("mlp"), c, i)?,
+            });
+        }
+        let head = Head { norm: w.norm("norm", c.hidden)?, linear, softcap: c.final_softcap };
+        Ok(Self { embedding, rope: Rope::new(w, &c.rope, "rope")?, layers, head, caches })
+    }
+}
+
+impl Model for Qwen3Next {
+    fn caches(&self) -> CacheSpec {
+        self.caches.clone()
+    }
+
+    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
+        let rope = self.rope.table(step);
+        let mut x = step.ids().embed(&self.embedding, 1.0); // [T, H]
+        for layer in &self.layers {
+            x = layer.forward(x, rope, caches);
+        }
+        self.head.emit(step, x);
+    }
+}
