@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::tensor::{Located, RawDtype};
-use crate::{Error, Result};
+use crate::Error;
 
 /// Largest header, as the format's own reader has it.
 const MAX_HEADER: u64 = 100_000_000;
@@ -24,12 +24,13 @@ const MAX_DIMS: usize = 8;
 ///
 /// # Errors
 /// `File` if the header is not what the format says, with the reason.
-pub(super) fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Located>> {
+pub(super) fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Located>, Error> {
     let (prefix, rest) =
         bytes.split_first_chunk::<PREFIX>().ok_or_else(|| truncated(PREFIX as u64, bytes.len()))?;
     let header_len = u64::from_le_bytes(*prefix);
     if header_len > MAX_HEADER {
-        let what = format!("the header claims {header_len} bytes; at most {MAX_HEADER} are allowed");
+        let what =
+            format!("the header claims {header_len} bytes; at most {MAX_HEADER} are allowed");
         return Err(Error::file(what).hint("the file is not safetensors, or damaged"));
     }
     let (header, data) = rest
@@ -50,11 +51,14 @@ fn locate(
     mut tensors: Vec<(String, TensorInfo)>,
     data_start: usize,
     data_len: usize,
-) -> Result<BTreeMap<String, Located>> {
+) -> Result<BTreeMap<String, Located>, Error> {
     tensors.sort_by_key(|(_, info)| info.data_offsets);
     let end = tensors.last().map_or(0, |(_, info)| info.data_offsets.1);
     if end > data_len {
-        return Err(truncated((end as u64).saturating_add(data_start as u64), data_start + data_len));
+        return Err(truncated(
+            (end as u64).saturating_add(data_start as u64),
+            data_start + data_len,
+        ));
     }
     if end < data_len {
         let what = format!("{} bytes at the end belong to no tensor", data_len - end);

@@ -82,8 +82,9 @@ impl Folder {
                     }
                 }
             }
-            Self::Embedded(files) => names
-                .extend(files.iter().map(|f| f.0).filter(|n| is_weight(n)).map(str::to_owned)),
+            Self::Embedded(files) => {
+                names.extend(files.iter().map(|f| f.0).filter(|n| is_weight(n)).map(str::to_owned))
+            }
         }
         names.sort();
         Ok(names)
@@ -130,7 +131,8 @@ pub(super) fn map_file(path: &Path) -> Result<Bytes> {
 /// `name` itself if it names a file of the same folder and cannot lead out of it.
 pub(super) fn plain_name(name: &str) -> Result<&str> {
     let mut parts = Path::new(name).components();
-    let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(p)), None) if p == name);
+    let plain =
+        matches!((parts.next(), parts.next()), (Some(Component::Normal(p)), None) if p == name);
     // The last three are separators or streams on other systems: refuse them on every system.
     if plain && !name.contains(['\\', ':', '\0']) {
         return Ok(name);
