@@ -80,3 +80,28 @@ pub(super) fn hf_name(arch: &str, name: &str) -> Option<String> {
 fn look_up(table: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
     table.iter().find(|row| row.0 == name).map(|row| row.1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{EXPERTS, FOUR_NORMS, LAYER, OUTER, ROUTER, TWO_NORMS, hf_name, knows};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_two_names_of_an_architecture_become_one() {
+        for arch in ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"] {
+            assert!(knows(arch));
+            let stems = [LAYER, TWO_NORMS, FOUR_NORMS, ROUTER, EXPERTS].concat();
+            let inner: BTreeSet<_> = stems.iter().map(|row| row.0).collect();
+            let inner = inner.iter().flat_map(|stem| {
+                ["weight", "bias", "scale"].map(|suffix| format!("blk.12.{stem}.{suffix}"))
+            });
+            let names = OUTER.iter().map(|row| row.0.to_owned()).chain(inner);
+            let mapped: Vec<_> = names.filter_map(|name| hf_name(arch, &name)).collect();
+            let distinct: BTreeSet<_> = mapped.iter().collect();
+            assert_eq!(distinct.len(), mapped.len(), "{arch}");
+            assert!(mapped.contains(&"model.layers.12.post_attention_layernorm.weight".into()));
+            assert!(!mapped.iter().any(|name| name.ends_with("scale")));
+        }
+        assert_eq!(hf_name("mystery", "output.weight"), None);
+    }
+}

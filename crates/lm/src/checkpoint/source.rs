@@ -123,9 +123,11 @@ impl Folder {
     }
 }
 
-/// Maps the file at `path`.
+/// Maps the file at `path`, to be packed from front to back.
 pub(super) fn map_file(path: &Path) -> Result<Bytes> {
-    MappedFile::open(path).map(Bytes::Mapped).map_err(|e| unreadable(&e))
+    let file = MappedFile::open(path).map_err(|e| unreadable(&e))?;
+    file.advise_sequential();
+    Ok(Bytes::Mapped(file))
 }
 
 /// `name` itself if it names a file of the same folder and cannot lead out of it.

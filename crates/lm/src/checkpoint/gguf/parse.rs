@@ -273,10 +273,12 @@ impl Description {
             None => None,
             Some(format) => {
                 let cols = shape.last().copied().unwrap_or(1);
-                let row = format.row_bytes(cols).ok_or_else(|| {
+                if !cols.is_multiple_of(format.block_len()) {
                     let (name, block) = (format.name(), format.block_len());
-                    Error::file(format!("rows of {cols} are no whole {name} blocks of {block}"))
-                })?;
+                    let what = format!("rows of {cols} are no whole {name} blocks of {block}");
+                    return Err(Error::file(what));
+                }
+                let row = format.row_bytes(cols).ok_or_else(too_large)?;
                 let rows = elements.checked_div(cols).unwrap_or(0);
                 Some(row.checked_mul(rows).ok_or_else(too_large)? as u64)
             }
