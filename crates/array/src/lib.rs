@@ -46,6 +46,7 @@ pub mod key;
 #[cfg(feature = "leak-lab")]
 pub mod lab;
 pub mod ledger;
+pub mod mapped;
 pub mod matmul;
 mod memory;
 pub mod op;

@@ -88,3 +88,16 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<longrun_array::Error> for Error {
+    fn from(e: longrun_array::Error) -> Self {
+        use longrun_array::Error as E;
+        let kind = match e {
+            E::Limit(_) | E::Memory { .. } => Kind::Limit,
+            E::Weight { .. } => Kind::File,
+            E::Device(_) => Kind::Device,
+            _ => Kind::Bug,
+        };
+        Self::new(kind, e.to_string())
+    }
+}

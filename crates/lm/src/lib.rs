@@ -1,6 +1,13 @@
 //! Language models on `longrun-array`.
 #![forbid(unsafe_code)]
 
+pub mod cache;
+pub mod checkpoint;
+pub mod config;
 pub mod error;
+pub mod models;
+pub mod nn;
+pub mod rope;
+pub mod weights;
 
 pub use error::{Error, Kind, Result};

@@ -54,7 +54,8 @@ impl RopeSpec {
             })
         };
         let scaling = match kind.map(|k| k.as_str().unwrap_or("?")) {
-            None | Some("default" | "mrope") => Scaling::None,
+            // With "freq_factors" the file carries divisors, see `nn::Rope`.
+            None | Some("default" | "mrope" | "freq_factors") => Scaling::None,
             Some("linear") => Scaling::Linear { factor: factor()? },
             Some("llama3") => Scaling::Llama3 {
                 factor: factor()?,

@@ -1,0 +1,345 @@
+//! One opened model: its weights, its config and its small text files, whatever the container.
+//!
+//! Owns finding the files of a model and joining their tensors under Hugging Face names. Refuses to
+//! load: weights stay in the mapped files until they are asked for. What the config means is the
+//! models' business, what the tokenizer files mean is the text layer's.
+
+mod gguf;
+mod gguf_config;
+mod gguf_names;
+mod safetensors;
+mod source;
+mod summary;
+mod tensor;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+pub use gguf::{Gguf, GgufNumber, GgufNumbers, GgufStrings, GgufValue};
+pub use source::EmbeddedFile;
+pub use summary::{FormatTotal, Summary, TensorLine};
+pub use tensor::{RawDtype, RawTensor, TensorView};
+
+use self::source::{Bytes, Folder};
+use self::tensor::Located;
+use crate::{Error, Result};
+
+const MIB: u64 = 1 << 20;
+/// Largest `config.json` and `generation_config.json`.
+const MAX_CONFIG: u64 = 4 * MIB;
+/// Largest `model.safetensors.index.json`.
+const MAX_INDEX: u64 = 64 * MIB;
+/// The text files kept for others, with the largest size of each.
+const TEXT_FILES: [(&str, u64); 4] = [
+    ("tokenizer.json", 256 * MIB),
+    ("tokenizer_config.json", 16 * MIB),
+    ("chat_template.jinja", 4 * MIB),
+    ("special_tokens_map.json", 4 * MIB),
+];
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// One opened model.
+pub struct Checkpoint {
+    source: String,
+    shards: Vec<Bytes>,
+    tensors: BTreeMap<String, Placed>,
+    config: Value,
+    generation_config: Option<Value>,
+    files: Vec<(&'static str, Cow<'static, [u8]>)>,
+    gguf: Option<Gguf>,
+}
+
+/// A tensor and the shard that holds it.
+#[derive(Debug)]
+struct Placed {
+    shard: usize,
+    located: Located,
+}
+
+impl Checkpoint {
+    /// Opens the model at `path`: a `.gguf` file, or a folder with `config.json` and safetensors
+    /// files, or a folder with exactly one `.gguf` file.
+    ///
+    /// # Errors
+    /// `File` if a part is missing, damaged or contradicts another part.
+    pub fn open(path: &Path) -> Result<Self> {
+        let label = path.display().to_string();
+        let meta = fs::metadata(path).map_err(|e| {
+            Error::file(format!("cannot open the model: {e}"))
+                .at(&label)
+                .hint("name a folder with config.json and safetensors, or a .gguf file")
+        })?;
+        if meta.is_dir() {
+            return Self::open_folder(&Folder::Disk(path.into())).map_err(|e| e.at(label));
+        }
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            return Err(Error::usage("a safetensors file alone is no model")
+                .at(label)
+                .hint("name the folder that holds it and its config.json"));
+        }
+        let opened = source::map_file(path).and_then(|bytes| Self::from_gguf(bytes, label.clone()));
+        opened.map_err(|e| e.at(label))
+    }
+
+    /// Opens a model compiled into the program: the files of a folder by name.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn from_embedded(files: &'static [EmbeddedFile]) -> Result<Self> {
+        let folder = Folder::Embedded(files);
+        Self::open_folder(&folder).map_err(|e| e.at(folder.label()))
+    }
+
+    fn open_folder(folder: &Folder) -> Result<Self> {
+        let names = folder.weight_files()?;
+        let config = read_object(folder, "config.json")?;
+        let (safetensors, mut ggufs): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| name.ends_with(".safetensors"));
+        // A vision projector lies beside its model and is not one.
+        ggufs.retain(|name| !name.starts_with("mmproj"));
+        let mut checkpoint = match (config, ggufs.as_slice()) {
+            (Some(config), _) if !safetensors.is_empty() => {
+                Self::from_safetensors(folder, config, &safetensors)?
+            }
+            (_, [one]) => {
+                let bytes = folder.map(one)?;
+                Self::from_gguf(bytes, folder.label()).map_err(|e| e.at(one))?
+            }
+            (None, []) if !safetensors.is_empty() => {
+                return Err(Error::file("config.json is missing"));
+            }
+            (_, []) => {
+                return Err(Error::file("the folder has neither safetensors nor GGUF weights")
+                    .hint("download the model's *.safetensors or one .gguf file"));
+            }
+            (_, many) => {
+                let what = format!("the folder has {} GGUF files: {}", many.len(), listed(many));
+                return Err(Error::file(what).hint("name one of them"));
+            }
+        };
+        checkpoint.generation_config = read_object(folder, "generation_config.json")?;
+        for (name, limit) in TEXT_FILES {
+            if let Some(bytes) = folder.read(name, limit)? {
+                checkpoint.files.push((name, bytes));
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    fn from_safetensors(folder: &Folder, config: Value, names: &[String]) -> Result<Self> {
+        let mut checkpoint = Self::empty(folder.label(), config);
+        if names.iter().any(|name| name == SINGLE) {
+            checkpoint.add_shard(folder, SINGLE)?;
+            return Ok(checkpoint);
+        }
+        let Some(index) = folder.read(INDEX, MAX_INDEX)? else {
+            let shards: Vec<_> = names.iter().filter(|name| name.starts_with("model")).collect();
+            for name in &shards {
+                checkpoint.add_shard(folder, name)?;
+            }
+            if shards.is_empty() {
+                return Err(Error::file("no weight file is called model*.safetensors")
+                    .hint("rename the weights to model.safetensors"));
+            }
+            return Ok(checkpoint);
+        };
+        checkpoint.add_indexed(folder, &index).map_err(|e| e.at(INDEX))?;
+        Ok(checkpoint)
+    }
+
+    /// Adds the shards that `index` names and holds it to what it says.
+    fn add_indexed(&mut self, folder: &Folder, index: &[u8]) -> Result<()> {
+        let index: Index = serde_json::from_slice(index)
+            .map_err(|e| Error::file(format!("the index is not valid: {e}")))?;
+        let mut shards: BTreeMap<&str, usize> = BTreeMap::new();
+        for name in index.weight_map.values() {
+            if !shards.contains_key(name.as_str()) {
+                source::plain_name(name)?;
+                if !name.ends_with(".safetensors") {
+                    return Err(Error::file(format!("{name:?} is no safetensors file")));
+                }
+                shards.insert(name, self.shards.len());
+                self.add_shard(folder, name)?;
+            }
+        }
+        for (tensor, shard) in &index.weight_map {
+            let placed = self.tensors.get(tensor).map(|placed| placed.shard);
+            if placed != shards.get(shard.as_str()).copied() {
+                return Err(Error::file(format!("the tensor {tensor:?} is not in {shard:?}"))
+                    .hint("index and shards are of different downloads; download both again"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps the safetensors file `name` and adds its tensors.
+    fn add_shard(&mut self, folder: &Folder, name: &str) -> Result<()> {
+        let bytes = folder.map(name)?;
+        let located = safetensors::parse(&bytes).map_err(|e| e.at(name))?;
+        let shard = self.shards.len();
+        self.shards.push(bytes);
+        for (tensor, located) in located {
+            if self.tensors.contains_key(&tensor) {
+                let what = format!("the tensor {tensor:?} is in another file too");
+                return Err(Error::file(what).at(name).hint("remove files of another download"));
+            }
+            self.tensors.insert(tensor, Placed { shard, located });
+        }
+        Ok(())
+    }
+
+    fn from_gguf(bytes: Bytes, source: String) -> Result<Self> {
+        let gguf = Gguf::parse(&bytes)?;
+        let parts = gguf.uint("split.count")?.unwrap_or(1);
+        if parts > 1 {
+            return Err(Error::unsupported(format!("the file is one of {parts} parts of a model"))
+                .hint("merge the parts into one GGUF file"));
+        }
+        let mut checkpoint = Self::empty(source, gguf_config::config(&gguf)?);
+        let arch = gguf_config::architecture(&gguf)?;
+        for (name, located) in gguf.tensors() {
+            let hf = gguf_names::hf_name(arch, name).unwrap_or_else(|| name.clone());
+            let placed = Placed { shard: 0, located: located.clone() };
+            if checkpoint.tensors.insert(hf, placed).is_some() {
+                return Err(Error::file("another tensor has the same meaning").at(name));
+            }
+        }
+        checkpoint.shards.push(bytes);
+        checkpoint.gguf = Some(gguf);
+        Ok(checkpoint)
+    }
+
+    fn empty(source: String, config: Value) -> Self {
+        Self {
+            source,
+            shards: Vec::new(),
+            tensors: BTreeMap::new(),
+            config,
+            generation_config: None,
+            files: Vec::new(),
+            gguf: None,
+        }
+    }
+
+    /// The weight `name`, or `None` if it is absent or of a type that is no weight format.
+    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.raw(name).and_then(as_weight)
+    }
+
+    /// The weight `name`.
+    ///
+    /// # Errors
+    /// `File` if it is absent, `Unsupported` naming its type if that is no weight format.
+    pub fn weight(&self, name: &str) -> Result<TensorView<'_>> {
+        let raw = self.raw(name).ok_or_else(|| {
+            Error::file(format!("the tensor {name:?} is missing"))
+                .at(&self.source)
+                .hint("the download is incomplete, or config.json is of another model")
+        })?;
+        as_weight(raw).ok_or_else(|| {
+            let what = format!("the tensor {name:?} is stored as {}", raw.dtype);
+            Error::unsupported(what).at(&self.source).hint("use a file in a supported format")
+        })
+    }
+
+    /// The tensor `name` whatever its type.
+    pub fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        self.tensors.get_key_value(name).map(|(name, placed)| self.view(name, placed))
+    }
+
+    /// The weights, sorted by name; tensors of types that are no weight format are left out.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+        self.raw_tensors().filter_map(as_weight)
+    }
+
+    /// All tensors, sorted by name.
+    pub fn raw_tensors(&self) -> impl ExactSizeIterator<Item = RawTensor<'_>> {
+        self.tensors.iter().map(|(name, placed)| self.view(name, placed))
+    }
+
+    fn view<'a>(&'a self, name: &'a str, placed: &'a Placed) -> RawTensor<'a> {
+        let Located { shape, dtype, range } = &placed.located;
+        // Ranges were checked against the file when its header was read.
+        let data = &self.shards[placed.shard][range.clone()];
+        RawTensor { name, shape, dtype: *dtype, data }
+    }
+
+    /// Lets go of the memory behind tensor `name` once it is packed. Reading it again works.
+    pub fn release(&self, name: &str) {
+        if let Some(placed) = self.tensors.get(name) {
+            self.shards[placed.shard].forget(placed.located.range.clone());
+        }
+    }
+
+    /// `config.json`, an object; for GGUF one in its style made from the metadata.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// `generation_config.json`, an object, if there is one.
+    pub fn generation_config(&self) -> Option<&Value> {
+        self.generation_config.as_ref()
+    }
+
+    /// The bytes of `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` or
+    /// `special_tokens_map.json`, if the model has that file.
+    pub fn file(&self, name: &str) -> Option<&[u8]> {
+        self.files.iter().find(|file| file.0 == name).map(|file| &*file.1)
+    }
+
+    /// The metadata, if the model is a GGUF file.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        self.gguf.as_ref()
+    }
+
+    /// Where the model was opened, for messages.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// What the files hold, without reading weights.
+    pub fn summary(&self) -> Summary {
+        Summary::of(self)
+    }
+}
+
+impl fmt::Debug for Checkpoint {
+    /// Short: a vocabulary in a panic message helps nobody.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checkpoint({:?}, {} tensors)", self.source, self.tensors.len())
+    }
+}
+
+/// The part of `model.safetensors.index.json` that matters: tensor name -> file name.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+fn as_weight(raw: RawTensor<'_>) -> Option<TensorView<'_>> {
+    let RawTensor { name, shape, dtype, data } = raw;
+    dtype.format().map(|format| TensorView { name, shape, format, data })
+}
+
+/// The JSON object in the file `name`, if there is such a file.
+fn read_object(folder: &Folder, name: &str) -> Result<Option<Value>> {
+    let Some(bytes) = folder.read(name, MAX_CONFIG)? else { return Ok(None) };
+    match serde_json::from_slice(&bytes) {
+        Ok(value @ Value::Object(_)) => Ok(Some(value)),
+        Ok(_) => Err(Error::file("it is not a JSON object").at(name)),
+        Err(error) => Err(Error::file(format!("it is not valid JSON: {error}")).at(name)),
+    }
+}
+
+/// The first few names, for a message.
+fn listed(names: &[String]) -> String {
+    let shown = names.iter().take(4).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > 4 { format!("{shown}, ...") } else { shown }
+}
