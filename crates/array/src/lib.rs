@@ -1,3 +1,4 @@
 //! The array runtime of longrun.
 
 pub mod format;
+pub mod quant;
