@@ -1,4 +1,5 @@
 //! The array runtime of longrun.
 
 pub mod format;
+pub mod panel;
 pub mod quant;
