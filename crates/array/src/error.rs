@@ -49,7 +49,9 @@ pub enum Error {
         most: usize,
     },
     /// A replay changed the number of live buffers, which it must not.
-    #[error("a replay changed the number of live buffers from {before} to {after}: something leaks")]
+    #[error(
+        "a replay changed the number of live buffers from {before} to {after}: something leaks"
+    )]
     LiveCount {
         /// Before the step.
         before: usize,
@@ -63,7 +65,9 @@ pub enum Error {
         ticket: u64,
     },
     /// A plan names a buffer that was freed.
-    #[error("a plan uses a buffer that was freed: states and weights must outlive the plans that name them")]
+    #[error(
+        "a plan uses a buffer that was freed: states and weights must outlive the plans that name them"
+    )]
     Freed,
     /// A kernel failed.
     #[error("{0}")]

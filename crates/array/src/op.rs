@@ -289,7 +289,9 @@ impl Op {
                 ensure(g.experts == u.experts && g.rows == u.rows && g.cols == u.cols, || {
                     format!("gate {g:?} and up {u:?} differ")
                 })?;
-                ensure(of(x).cols == g.cols, || format!("x has {} columns, experts want {}", of(x).cols, g.cols))?;
+                ensure(of(x).cols == g.cols, || {
+                    format!("x has {} columns, experts want {}", of(x).cols, g.cols)
+                })?;
                 Shape { cols: of(routing).cols / 2 * g.rows, ..of(x) }
             }
             Self::ExpertsDown { x, routing, down } => {
@@ -307,8 +309,12 @@ impl Op {
             }
             Self::WriteKv { x, state } => {
                 let unit = state.kind.unit() / crate::inputs::BLOCK;
-                ensure(!matches!(state.kind, StateKind::Slots { .. }), || "wants a paged state".into())?;
-                ensure(of(x).cols == unit, || format!("x has {} columns, the state wants {unit}", of(x).cols))?;
+                ensure(!matches!(state.kind, StateKind::Slots { .. }), || {
+                    "wants a paged state".into()
+                })?;
+                ensure(of(x).cols == unit, || {
+                    format!("x has {} columns, the state wants {unit}", of(x).cols)
+                })?;
                 return Ok(None);
             }
             Self::Attention { q, keys, values, heads, window, .. } => {
@@ -325,7 +331,9 @@ impl Op {
             Self::Decay { x, neg_a, bias } => {
                 let s = of(x);
                 let (a, b) = (vector(neg_a)?, vector(bias)?);
-                ensure(a == s.cols && b == s.cols, || format!("x has {} columns, weights {a} and {b}", s.cols))?;
+                ensure(a == s.cols && b == s.cols, || {
+                    format!("x has {} columns, weights {a} and {b}", s.cols)
+                })?;
                 s
             }
             Self::DeltaRule { q, k, v, decay, beta, state, heads } => {

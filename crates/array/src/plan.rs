@@ -54,7 +54,12 @@ pub struct Plan {
 
 impl Plan {
     /// Plans a recorded step for `device`.
-    pub(crate) fn new(key: Key, nodes: Vec<Node>, layout: InputLayout, device: &dyn Device) -> Self {
+    pub(crate) fn new(
+        key: Key,
+        nodes: Vec<Node>,
+        layout: InputLayout,
+        device: &dyn Device,
+    ) -> Self {
         let nodes = drop_dead(nodes);
         let result = nodes.iter().find_map(|n| match n.op {
             Op::Emit { x } => nodes[x as usize].shape,

@@ -344,8 +344,7 @@ impl<'s> Delta<'s> {
     /// Runs the gated delta rule over each row's tokens, `-> [T, hv * dv]`; moves `memory` forward.
     #[track_caller]
     pub fn rule(self, heads: DeltaHeads, memory: Version<'s>) -> (Tensor<'s>, Version<'s>) {
-        let [q, k, v, decay, beta] =
-            [self.q, self.k, self.v, self.decay, self.beta].map(|t| t.id);
+        let [q, k, v, decay, beta] = [self.q, self.k, self.v, self.decay, self.beta].map(|t| t.id);
         let op = Op::DeltaRule { q, k, v, decay, beta, state: memory.state, heads };
         (self.q.step.push(op), memory)
     }

@@ -87,11 +87,7 @@ impl Caches {
 
     /// Opens the convolution window and the memory of recurrent layer `slot`.
     #[track_caller]
-    pub(crate) fn open_delta<'s>(
-        &self,
-        step: Step<'s>,
-        slot: usize,
-    ) -> (Version<'s>, Version<'s>) {
+    pub(crate) fn open_delta<'s>(&self, step: Step<'s>, slot: usize) -> (Version<'s>, Version<'s>) {
         let delta = &self.delta[slot];
         (step.open(&delta.window), step.open(&delta.memory))
     }
@@ -252,7 +248,10 @@ impl Pools {
             held.end = held.end.max(held.start);
             while held.end < end.div_ceil(BLOCK) {
                 let block = pool.free.pop().ok_or_else(|| {
-                    Error::new(Kind::Limit, format!("all {} blocks of {BLOCK} tokens are taken", pool.total))
+                    Error::new(
+                        Kind::Limit,
+                        format!("all {} blocks of {BLOCK} tokens are taken", pool.total),
+                    )
                 })?;
                 table[held.end % pool.width] = block;
                 held.end += 1;

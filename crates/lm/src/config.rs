@@ -301,7 +301,8 @@ fn experts(f: &Fields<'_>, family: Family) -> Result<MoeConfig> {
     };
     let dense = f.get("mlp_only_layers").and_then(Value::as_array);
     let dense = dense.map(|l| l.iter().filter_map(Value::as_u64).map(|n| n as usize).collect());
-    let shared = if family == Family::Qwen3Moe { 0 } else { f.size("shared_expert_intermediate_size")? };
+    let shared =
+        if family == Family::Qwen3Moe { 0 } else { f.size("shared_expert_intermediate_size")? };
     let moe = MoeConfig {
         experts,
         per_token: f.size("num_experts_per_tok")?,

@@ -24,11 +24,25 @@ pub struct RopeSpec {
 pub enum Scaling {
     None,
     /// All divided by `factor`.
-    Linear { factor: f64 },
+    Linear {
+        factor: f64,
+    },
     /// Low frequencies divided by `factor`, high ones kept, smooth between.
-    Llama3 { factor: f64, low: f64, high: f64, original: f64 },
+    Llama3 {
+        factor: f64,
+        low: f64,
+        high: f64,
+        original: f64,
+    },
     /// A ramp between kept and divided over the dimensions; cosines and sines times `attention`.
-    Yarn { factor: f64, fast: f64, slow: f64, original: f64, attention: f64, truncate: bool },
+    Yarn {
+        factor: f64,
+        fast: f64,
+        slow: f64,
+        original: f64,
+        attention: f64,
+        truncate: bool,
+    },
 }
 
 impl RopeSpec {
@@ -39,9 +53,12 @@ impl RopeSpec {
     pub fn new(json: Option<&Value>, dim: usize, theta: f64, partial: f64) -> Result<Self> {
         let number = |name: &str| {
             let value = json.and_then(|v| v.get(name)).filter(|v| !v.is_null())?;
-            Some(value.as_f64().filter(|x| x.is_finite()).ok_or_else(|| {
-                Error::file(format!("{value} is not a number")).at(name)
-            }))
+            Some(
+                value
+                    .as_f64()
+                    .filter(|x| x.is_finite())
+                    .ok_or_else(|| Error::file(format!("{value} is not a number")).at(name)),
+            )
         };
         let or = |name: &str, default: f64| number(name).unwrap_or(Ok(default));
         let must = |name: &str| {
@@ -123,10 +140,7 @@ impl RopeSpec {
     }
 }
 
-fn yarn_attention(
-    factor: f64,
-    number: &dyn Fn(&str) -> Option<Result<f64>>,
-) -> Result<f64> {
+fn yarn_attention(factor: f64, number: &dyn Fn(&str) -> Option<Result<f64>>) -> Result<f64> {
     let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
     let all = number("mscale_all_dim").transpose()?.filter(|m| *m != 0.0);
     match (number("attention_factor").transpose()?, number("mscale").transpose()?, all) {
@@ -158,6 +172,8 @@ mod tests {
         let e = RopeSpec::new(Some(&json), 128, 1e4, 1.0).unwrap_err();
         assert!(e.to_string().contains("longrope"));
         let json = json!({"rope_type": "linear"});
-        assert!(RopeSpec::new(Some(&json), 128, 1e4, 1.0).unwrap_err().to_string().contains("factor"));
+        assert!(
+            RopeSpec::new(Some(&json), 128, 1e4, 1.0).unwrap_err().to_string().contains("factor")
+        );
     }
 }

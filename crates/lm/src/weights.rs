@@ -235,12 +235,7 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix); experts in different formats.
-    pub fn experts(
-        &self,
-        name: &str,
-        experts: usize,
-        [rows, cols]: [usize; 2],
-    ) -> Result<Weight> {
+    pub fn experts(&self, name: &str, experts: usize, [rows, cols]: [usize; 2]) -> Result<Weight> {
         let spec = |format| MatrixSpec { format, experts, rows, cols };
         if let Source::Checkpoint(c) = self.source {
             let stacked = [
@@ -295,7 +290,7 @@ impl<'a> Weights<'a> {
         }
         let half = t.data.len() / experts / 2;
         let spec = MatrixSpec { format: t.format, experts, rows, cols };
-        let part = |second: usize| {
+        let part = |second: usize| -> Result<Weight> {
             let halves = t.data.chunks_exact(half).skip(second).step_by(2);
             let bytes: Vec<u8> = halves.flatten().copied().collect();
             Ok(Weight::matrix(self.runtime, &self.full(fused), spec, &bytes)?)
@@ -342,7 +337,10 @@ struct Draw(u64);
 impl Draw {
     fn new(seed: u64, name: &str) -> Self {
         let fnv = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3);
-        Self(name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv) ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        Self(
+            name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv)
+                ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        )
     }
 
     fn next(&mut self) -> u64 {

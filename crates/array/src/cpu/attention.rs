@@ -179,7 +179,8 @@ fn weigh_values(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], tile: Tile<'_>) {
         let mut a: [f32; LANES] = std::array::from_fn(|l| acc[l] * keep);
         let mut b: [f32; LANES] = std::array::from_fn(|l| acc[LANES + l] * keep);
         for p in tile.from..tile.to {
-            let v: &[f32; 2 * LANES] = tile.v[p * dv + i * 2 * LANES..].first_chunk().expect("in the tile");
+            let v: &[f32; 2 * LANES] =
+                tile.v[p * dv + i * 2 * LANES..].first_chunk().expect("in the tile");
             for l in 0..LANES {
                 a[l] = s[p].mul_add(v[l], a[l]);
                 b[l] = s[p].mul_add(v[LANES + l], b[l]);
@@ -207,7 +208,11 @@ pub(super) fn reference(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
         let at = |p: usize| (c.b.block(spec.keys.table, row, p / BLOCK), p % BLOCK);
         let score = |p: usize| {
             let q = &q.row(t)[h * dim..][..dim];
-            let s = spec.scale * q.iter().enumerate().map(|(d, q)| q * key(keys, at(p), h / per_key, d, dim)).sum::<f32>();
+            let s = spec.scale
+                * q.iter()
+                    .enumerate()
+                    .map(|(d, q)| q * key(keys, at(p), h / per_key, d, dim))
+                    .sum::<f32>();
             spec.softcap.map_or(s, |c| c * (s / c).tanh())
         };
         let max = spec.visible(pos).map(score).fold(f32::NEG_INFINITY, f32::max);
@@ -215,7 +220,8 @@ pub(super) fn reference(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
         // SAFETY: one thread, one piece at a time.
         let out = unsafe { out.piece(t, h * dv, dv) };
         for (d, o) in out.iter_mut().enumerate() {
-            let weighed = |p| (score(p) - max).exp() / sum * value(values, at(p), h / per_key, d, dv);
+            let weighed =
+                |p| (score(p) - max).exp() / sum * value(values, at(p), h / per_key, d, dv);
             *o = spec.visible(pos).map(weighed).sum();
         }
     }

@@ -51,7 +51,11 @@ impl StateMem {
     /// Nobody writes them meanwhile.
     #[inline]
     pub(crate) unsafe fn read(&self, unit: usize, at: usize, len: usize) -> &[f32] {
-        assert!(unit < self.units && at + len <= self.unit, "a step names block {unit} of {}", self.units);
+        assert!(
+            unit < self.units && at + len <= self.unit,
+            "a step names block {unit} of {}",
+            self.units
+        );
         // SAFETY: inside of the state's buffer; the caller excludes writers.
         unsafe { std::slice::from_raw_parts(self.ptr.add(unit * self.unit + at), len) }
     }
@@ -63,7 +67,11 @@ impl StateMem {
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn write(&self, unit: usize, at: usize, len: usize) -> &mut [f32] {
-        assert!(unit < self.units && at + len <= self.unit, "a step names block {unit} of {}", self.units);
+        assert!(
+            unit < self.units && at + len <= self.unit,
+            "a step names block {unit} of {}",
+            self.units
+        );
         // SAFETY: inside of the state's buffer; the caller excludes others.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(unit * self.unit + at), len) }
     }

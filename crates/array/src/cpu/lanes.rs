@@ -20,11 +20,11 @@ macro_rules! per_isa {
                 fn avx512($($arg: $ty),*) { body($($arg),*) }
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2($($arg: $ty),*) { body($($arg),*) }
-                match isa {
+                match isa.0 {
                     // SAFETY: an `Isa` is only made where the processor has it.
-                    $crate::cpu::lanes::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::matmul::Kind::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
-                    $crate::cpu::lanes::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::matmul::Kind::Avx2 => return unsafe { avx2($($arg),*) },
                     _ => {}
                 }
             }

@@ -2,6 +2,7 @@
 
 use super::attention::{self, Spec};
 use super::context::Context;
+use super::linear::Routed;
 use super::recurrent::{self, DeltaArgs};
 use super::view::MatMut;
 use super::{linear, ops, reference};
@@ -10,7 +11,11 @@ use crate::op::Op;
 /// Runs every operation of the plan in order. `plain` takes the reference kernels; `result` is the output buffer.
 pub(super) fn run(c: &Context<'_>, plain: bool, result: usize) {
     for node in 0..c.plan.nodes.len() {
-        if plain { run_plain(c, node) } else { run_fast(c, node) }
+        if plain {
+            run_plain(c, node)
+        } else {
+            run_fast(c, node)
+        }
         match c.plan.nodes[node].op {
             Op::WriteKv { x, state } => attention::write_kv(c, c.get(x), state),
             Op::Emit { x } => emit(c, c.get(x), result),
@@ -44,10 +49,12 @@ fn run_fast(c: &Context<'_>, node: usize) {
             ops::route(c, c.get(logits), k, scoring, &c.out(node));
         }
         Op::ExpertsUp { x, routing, gate, up, f } => {
-            linear::experts_up(c, c.get(x), c.get(routing), gate, up, f, node, &c.out(node));
+            let routed = Routed { x: c.get(x), routing: c.get(routing), node };
+            linear::experts_up(c, routed, (gate, up, f), &c.out(node));
         }
         Op::ExpertsDown { x, routing, down } => {
-            linear::experts_down(c, c.get(x), c.get(routing), down, node, &c.out(node));
+            let routed = Routed { x: c.get(x), routing: c.get(routing), node };
+            linear::experts_down(c, routed, down, &c.out(node));
         }
         Op::Rope { x, table, dim, interleaved } => {
             ops::rope(c, c.get(x), c.get(table), (dim, interleaved), &c.out(node));
@@ -83,9 +90,7 @@ fn run_plain(c: &Context<'_>, node: usize) {
         Op::Gate { gate, x, f } => {
             let (g, x) = (c.get(gate), c.get(x));
             let at = |j: usize| if g.cols == 1 { 0 } else { j };
-            reference::fill(&c.out(node), |i, j| {
-                reference::map(f, g.row(i)[at(j)]) * x.row(i)[j]
-            });
+            reference::fill(&c.out(node), |i, j| reference::map(f, g.row(i)[at(j)]) * x.row(i)[j]);
         }
         Op::RopeTable { freq, scale } => {
             reference::rope_table(c.b.positions, c.vector(freq), scale, &c.out(node));

@@ -5,7 +5,9 @@ use memmap2::{Advice, MmapMut};
 /// A cache line, so that a vector of them is aligned for any kernel.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-struct Line([u8; 64]);
+struct Line {
+    _bytes: [u8; 64],
+}
 
 enum Store {
     Heap(Vec<Line>),
@@ -32,7 +34,7 @@ impl HostBuffer {
         } else {
             let mut lines = Vec::new();
             lines.try_reserve_exact(bytes.div_ceil(64)).ok()?;
-            lines.resize(bytes.div_ceil(64), Line([0; 64]));
+            lines.resize(bytes.div_ceil(64), Line { _bytes: [0; 64] });
             Store::Heap(lines)
         };
         Some(Self { store, bytes })

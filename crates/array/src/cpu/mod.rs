@@ -81,12 +81,7 @@ impl CpuDevice {
         buffer.ok_or_else(|| format!("{id:?} is gone"))
     }
 
-    fn range(
-        &mut self,
-        id: BufferId,
-        offset: usize,
-        len: usize,
-    ) -> Result<&mut [u8], String> {
+    fn range(&mut self, id: BufferId, offset: usize, len: usize) -> Result<&mut [u8], String> {
         let bytes = self.buffer(id)?.bytes_mut();
         let have = bytes.len();
         let end = offset.checked_add(len).filter(|&end| end <= have);
@@ -97,7 +92,8 @@ impl CpuDevice {
 
 impl Device for CpuDevice {
     fn name(&self) -> String {
-        format!("cpu ({:?}, {} threads)", self.isa, self.pool.threads()).to_lowercase()
+        let exact = if self.options.exact { ", exact" } else { "" };
+        format!("cpu ({}, {} threads{exact})", self.isa.name(), self.pool.threads())
     }
 
     fn allocate(&mut self, bytes: usize) -> Option<BufferId> {
@@ -138,11 +134,13 @@ impl Device for CpuDevice {
         spec: &MatrixSpec,
         rows: &[u8],
     ) -> Result<(), String> {
-        linear::load(spec, rows, self.buffer(buffer)?.bytes_mut())
+        let have = self.buffers.get_mut(buffer.0 as usize).and_then(Option::as_mut);
+        let have = have.ok_or_else(|| format!("{buffer:?} is gone"))?;
+        linear::load(&self.pool, spec, rows, have.bytes_mut())
     }
 
-    fn scratch_bytes(&self, _plan: &Plan, _node: usize, _rows: usize) -> usize {
-        linear::scratch_bytes()
+    fn scratch_bytes(&self, plan: &Plan, node: usize, rows: usize) -> usize {
+        linear::scratch_bytes(plan, node, rows, self.options.exact)
     }
 
     fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {
@@ -156,7 +154,8 @@ impl Device for CpuDevice {
     }
 
     fn launch(&mut self, plan: PlanId, inputs: &Inputs, ticket: Ticket) -> Result<(), String> {
-        let (plan, shared) = self.plans[plan.0 as usize].as_ref().ok_or("the plan was discarded")?;
+        let (plan, shared) =
+            self.plans[plan.0 as usize].as_ref().ok_or("the plan was discarded")?;
         let alive = |b: &BufferId| self.buffers[b.0 as usize].is_some();
         if !plan.buffers.iter().all(alive) {
             return Err(crate::Error::Freed.to_string());

@@ -85,8 +85,7 @@ pub(super) fn rope(
         if at >= 2 * n {
             return head[at];
         }
-        let (pair, second) =
-            if interleaved { (at / 2, at % 2 == 1) } else { (at % n, at >= n) };
+        let (pair, second) = if interleaved { (at / 2, at % 2 == 1) } else { (at % n, at >= n) };
         let (a, b) = if interleaved {
             (head[2 * pair], head[2 * pair + 1])
         } else {

@@ -38,8 +38,12 @@ impl<'a> Mat<'a> {
         unsafe { std::slice::from_raw_parts(self.ptr.add(i * self.stride), self.cols) }
     }
 
-    pub(crate) fn ptr(&self) -> *const f32 {
-        self.ptr
+    /// All rows with what lies between them.
+    pub(crate) fn numbers(&self) -> &'a [f32] {
+        let len =
+            self.rows.saturating_sub(1) * self.stride + if self.rows > 0 { self.cols } else { 0 };
+        // SAFETY: between the rows lie padding or other columns of the same tensor, which nobody writes either.
+        unsafe { std::slice::from_raw_parts(self.ptr, len) }
     }
 }
 

@@ -130,7 +130,8 @@ pub(super) struct Qwen3Next {
 impl Qwen3Next {
     pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
         let d = c.delta.ok_or_else(|| Error::file("a hybrid without linear attention heads"))?;
-        let heads = DeltaHeads { hk: d.key_heads, hv: d.value_heads, dk: d.key_dim, dv: d.value_dim };
+        let heads =
+            DeltaHeads { hk: d.key_heads, hv: d.value_heads, dk: d.key_dim, dv: d.value_dim };
         let window = (d.taps - 1) * (2 * heads.keys() + heads.values());
         let memory = d.value_heads * d.key_dim * d.value_dim;
         let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
@@ -143,7 +144,8 @@ impl Qwen3Next {
                 TokenMixer::Delta(GatedDeltaNet::load(&w.at("linear_attn"), c, &d, slot)?)
             } else {
                 caches.kv.push(Attention::cache(c, i));
-                let (slot, kind) = (caches.kv.len() - 1, AttentionKind { norms: true, gated: true });
+                let (slot, kind) =
+                    (caches.kv.len() - 1, AttentionKind { norms: true, gated: true });
                 TokenMixer::Attention(Attention::load(&w.at("self_attn"), c, i, slot, kind)?)
             };
             layers.push(Layer {

@@ -1,0 +1,63 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::quant::tests::pattern;
+
+fn packed(format: Format, rows: usize, cols: usize) -> (PanelLayout, Vec<u8>, Vec<u8>) {
+    let layout = PanelLayout::new(format, rows, cols).unwrap();
+    let src = pattern(format, rows * cols / format.block_len());
+    let mut dst = vec![0xaa; layout.bytes()];
+    pack_panels(&layout, &src, 0..layout.panels(), &mut dst);
+    (layout, src, dst)
+}
+
+#[test]
+fn unpacked_rows_are_dequantized_rows() {
+    for format in Format::ALL {
+        let (rows, cols) = (37, 2 * format.block_len().max(32));
+        let (layout, src, dst) = packed(format, rows, cols);
+        let (mut expected, mut actual) = (vec![0.0; cols], vec![0.0; cols]);
+        for (row, bytes) in src.chunks_exact(layout.row_bytes()).enumerate() {
+            format.dequantize_row(bytes, &mut expected);
+            unpack_row(&layout, &dst, row, &mut actual);
+            let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&actual), bits(&expected), "{} row {row}", format.name());
+        }
+    }
+}
+
+#[test]
+fn panels_are_not_much_larger_than_files() {
+    for format in Format::ALL {
+        let layout = PanelLayout::new(format, 16, 512).unwrap();
+        let growth = layout.bytes() as f64 / (16 * layout.row_bytes()) as f64;
+        let bound = if format == Format::Q2_K { 1.2 } else { 1.04 };
+        assert!((1.0..bound).contains(&growth), "{}: {growth}", format.name());
+    }
+}
+
+#[test]
+fn what_does_not_fit_has_no_layout() {
+    assert_eq!(PanelLayout::new(Format::Q4_0, 16, 33), None);
+    assert_eq!(PanelLayout::new(Format::Q4_K, 16, 128), None);
+    assert_eq!(PanelLayout::new(Format::F32, usize::MAX, 1), None);
+    assert_eq!(PanelLayout::new(Format::F32, 1, usize::MAX), None);
+    let empty = PanelLayout::new(Format::Q6_K, 5, 0).unwrap();
+    pack_panels(&empty, &[], 0..empty.panels(), &mut []);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn packing_in_pieces_is_packing(format in 0..13_usize, rows in 1..70_usize, cut in 0..5_usize) {
+        let format = Format::ALL[format];
+        let (layout, src, dst) = packed(format, rows, 256);
+        let cut = cut.min(layout.panels());
+        let (mut pieces, at) = (vec![0x55; layout.bytes()], cut * layout.panel_bytes());
+        let src_at = layout.rows_of(&(0..cut)).len() * layout.row_bytes();
+        pack_panels(&layout, &src[..src_at], 0..cut, &mut pieces[..at]);
+        pack_panels(&layout, &src[src_at..], cut..layout.panels(), &mut pieces[at..]);
+        prop_assert_eq!(pieces, dst);
+    }
+}
