@@ -108,6 +108,11 @@ impl Inputs {
         self.key
     }
 
+    /// How many results are wanted.
+    pub fn results(&self) -> usize {
+        self.words[2] as usize
+    }
+
     /// The words of the block, for upload.
     pub fn words(&self) -> &[u32] {
         &self.words[..self.layout.words().min(self.words.len())]

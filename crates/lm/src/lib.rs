@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod check;
 pub mod checkpoint;
 pub mod config;
 pub mod error;
+pub mod executor;
 pub mod models;
 pub mod nn;
 pub mod rope;

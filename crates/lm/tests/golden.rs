@@ -1,0 +1,35 @@
+//! The reference vectors of every family, in every way that tokens can be fed.
+
+use std::path::PathBuf;
+
+use longrun_array::{CpuDevice, CpuOptions};
+use longrun_lm::check::{check, read_vectors};
+use longrun_lm::checkpoint::Checkpoint;
+
+fn run(family: &str, options: CpuOptions) {
+    let folder =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/golden").join(family);
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let vectors = read_vectors(&std::fs::read(folder.join("golden.safetensors")).unwrap()).unwrap();
+    let rows = check(Box::new(CpuDevice::new(options)), &checkpoint, &vectors).unwrap();
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        println!("{family} {row:?}");
+        assert!(row.passes(1e-4), "{family}: {row:?}");
+        assert!(row.same_bits || options.reference, "{family}: {row:?}");
+    }
+}
+
+macro_rules! families {
+    ($($name:ident)*) => { $(
+        #[test]
+        fn $name() {
+            for threads in [1, 3] {
+                run(stringify!($name), CpuOptions { threads, ..CpuOptions::default() });
+            }
+            run(stringify!($name), CpuOptions { reference: true, ..CpuOptions::default() });
+        }
+    )* };
+}
+
+families!(llama llama3_rope mistral qwen2 qwen3 qwen3_moe gemma3 qwen3_next qwen3_5 qwen3_5_moe);
