@@ -6,7 +6,7 @@
 //! How text flows:
 //!
 //! ```text
-//! prompt text --Tokenizer::encode--> ids --> engine
+//! messages --ChatTemplate::render--> prompt text --Tokenizer::encode--> ids --> engine
 //! engine --> id --Detokenizer::push--> whole code points --StopMatcher::push--> text to send
 //! ```
 //!
@@ -15,17 +15,22 @@
 //! - [`Detokenizer`] turns ids into text one at a time in constant memory: only whole code points
 //!   leave it, and what it said in all equals [`Tokenizer::decode`] of the same ids.
 //! - [`StopMatcher`] holds back what might become a stop string, so that no part of one leaks.
+//! - [`ChatTemplate`] runs the Jinja template of a checkpoint, with bounds on its work and output.
 //!
+//! A rendered chat template already holds its special tokens as text: encode it with
+//! `special = true`; a beginning-of-text token that the text starts with is not doubled.
 
 mod detokenizer;
 mod gguf_bpe;
 mod hf;
 mod spm;
 mod stop;
+mod template;
 mod tokenizer;
 mod vocab;
 
 pub use detokenizer::Detokenizer;
 pub use stop::StopMatcher;
+pub use template::{ChatInput, ChatTemplate};
 pub use tokenizer::Tokenizer;
 pub use vocab::GgufVocab;
