@@ -10,6 +10,8 @@ pub mod executor;
 pub mod models;
 pub mod nn;
 pub mod rope;
+pub mod sample;
+pub mod text;
 pub mod weights;
 
 pub use error::{Error, Kind, Result};
