@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod sample;
 
 pub use error::{Error, Kind, Result};
