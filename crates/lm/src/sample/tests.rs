@@ -322,6 +322,23 @@ proptest! {
     }
 }
 
+/// Another machine, build or version must say this too.
+#[test]
+fn a_seed_means_these_ids() {
+    let logits: Vec<f32> = ids(5_000).take(1_000).map(|i| i as f32 / 900.0).collect();
+    for (top_p, want) in [(0.0, GOLDEN), (0.8, GOLDEN_NUCLEUS)] {
+        let params =
+            SamplingParams { temperature: 0.9, top_p, seed: Some(42), ..Default::default() };
+        let mut sampler = Sampler::new(params, logits.len()).unwrap();
+        let history = sampler.history();
+        let draw = |position| sampler.sample(&mut logits.clone(), &history, position).unwrap().id;
+        assert_eq!((0..8).map(draw).collect::<Vec<_>>(), want, "top_p {top_p}");
+    }
+}
+
+const GOLDEN: [u32; 8] = [601, 986, 835, 733, 325, 313, 230, 351];
+const GOLDEN_NUCLEUS: [u32; 8] = [597, 986, 835, 733, 324, 307, 230, 351];
+
 #[test]
 fn seeds_are_honoured_and_fresh_when_absent() {
     let text = |seed| {
