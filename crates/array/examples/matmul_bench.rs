@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p longrun-array --example matmul_bench [FORMAT]`
 
+use std::ops::Range;
 use std::time::Instant;
 
 use longrun_array::format::Format;
@@ -18,25 +19,19 @@ fn weights(layout: &PanelLayout) -> Vec<u8> {
     (0..layout.bytes()).map(|at| (at * 7 % 31 + 16) as u8).collect()
 }
 
-/// Seconds that this thread has run, where Linux tells them: a busy machine does not count.
-fn clock(start: Instant) -> f64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let ran = stat.split(' ').next().and_then(|ran| ran.parse().ok());
-    ran.map_or_else(|| start.elapsed().as_secs_f64(), |ran: f64| ran * 1e-9)
-}
-
-/// Seconds of the best of the runs that fit in half a second.
-fn seconds(mut work: impl FnMut()) -> f64 {
-    let start = Instant::now();
-    let (first, mut best) = (clock(start), f64::INFINITY);
-    let mut before = first;
-    while before - first < 0.5 {
-        work();
-        let after = clock(start);
-        best = best.min(after - before);
-        before = after;
+/// Seconds for a slice of panels, in the best fifth of slices: short ones, so that on a busy machine
+/// some are undisturbed, and a whole matrix between two visits of one.
+fn seconds(panels: usize, slice: usize, mut work: impl FnMut(Range<usize>)) -> f64 {
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while start.elapsed().as_secs_f64() < 0.6 {
+        for first in (0..panels).step_by(slice) {
+            let before = Instant::now();
+            work(first..first + slice);
+            times.push(before.elapsed().as_secs_f64());
+        }
     }
-    best
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 5]
 }
 
 struct Bench {
@@ -59,11 +54,10 @@ impl Bench {
         Self { w: weights(&layout), layout, x, xq, y: vec![0.0; rows * n] }
     }
 
-    fn run(&mut self, isa: Isa, exact: bool, rows: usize) {
+    fn run(&mut self, isa: Isa, exact: bool, rows: usize, panels: Range<usize>) {
         let Self { layout, w, .. } = self;
         // SAFETY: one thread, and rows of `layout.rows()` numbers.
         let y = unsafe { Output::new(self.y.as_mut_ptr(), rows, layout.rows()) };
-        let panels = 0..layout.panels();
         if exact {
             let x = Rows::new(&self.x[..rows * K], rows, K, K);
             matmul_f32(isa, layout, w, x, None, y, panels);
@@ -93,12 +87,14 @@ fn main() {
                 }
                 let mode = if exact { "exact" } else { "q8" };
                 print!("{:6} {:7} {mode:5} |", format.name(), isa.name());
+                let (panels, slice) = (large.layout.panels(), 16);
+                let bytes = (slice * large.layout.panel_bytes()) as f64;
                 for rows in [1, 4, 8, 16] {
-                    let time = seconds(|| large.run(isa, exact, rows));
-                    print!(" {:6.1}", large.layout.bytes() as f64 / time * 1e-9);
+                    let time = seconds(panels, slice, |p| large.run(isa, exact, rows, p));
+                    print!(" {:6.1}", bytes / time * 1e-9);
                 }
-                let time = seconds(|| prompt.run(isa, exact, 512));
-                println!(" | {:6.1}", 2.0 * 512.0 * 1024.0 * K as f64 / time * 1e-9);
+                let time = seconds(64, 2, |p| prompt.run(isa, exact, 512, p));
+                println!(" | {:6.1}", 2.0 * 512.0 * 32.0 * K as f64 / time * 1e-9);
             }
         }
     }

@@ -20,7 +20,7 @@ pub(super) const BOTH: usize = 2;
 /// Bytes of a quantised row of `k` numbers, a multiple of 32. An odd count of cache lines, so that
 /// the rows of a tile do not fall on each other in the cache.
 pub const fn quantized_row_bytes(k: usize) -> usize {
-    (k / 32 | 1) * LINE
+    ((k / 32) | 1) * LINE
 }
 
 /// Rounds one row to `int8` in blocks of 32: scale `max |x| / 127`, codes to nearest even.

@@ -44,6 +44,18 @@ pub(super) trait Simd: Copy {
     /// Reads 16 `i8` (16 bytes).
     unsafe fn load_i8(from: *const u8) -> Self::F;
 
+    /// Asks for the cache line at `from`, which may lie anywhere.
+    #[inline(always)]
+    fn prefetch(from: *const u8) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 has it, and it cannot fault.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast())
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = from;
+    }
+
     /// Runs `kernel`, compiled with the instruction set.
     unsafe fn run<K: Kernel>(kernel: K);
 }
