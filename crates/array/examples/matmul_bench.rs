@@ -19,8 +19,8 @@ fn weights(layout: &PanelLayout) -> Vec<u8> {
     (0..layout.bytes()).map(|at| (at * 7 % 31 + 16) as u8).collect()
 }
 
-/// Seconds for a slice of panels, in the best fifth of slices: short ones, so that on a busy machine
-/// some are undisturbed, and a whole matrix between two visits of one.
+/// Seconds for a slice of panels, in the best fifth of slices: short ones, so that on a busy
+/// machine some are undisturbed, and a whole matrix between two visits of one.
 fn seconds(panels: usize, slice: usize, mut work: impl FnMut(Range<usize>)) -> f64 {
     let (start, mut times) = (Instant::now(), Vec::new());
     while start.elapsed().as_secs_f64() < 0.6 {

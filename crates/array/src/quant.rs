@@ -1,8 +1,8 @@
 //! What the bytes of a block mean: the definition of every weight format, and the simple encoders.
 //!
 //! Owns the bit layouts of GGUF blocks and the plain floats. Everything else that needs a weight's
-//! value goes through [`Format::dequantize_row`] or, for codes and scales, `decode_block`. Refuses to
-//! be fast: these loops are the definition that kernels are tested against.
+//! value goes through [`Format::dequantize_row`] or, for codes and scales, `decode_block`. Refuses
+//! to be fast: these loops are the definition that kernels are tested against.
 
 use half::{bf16, f16};
 

@@ -8,8 +8,8 @@ use super::simd::{Kernel, Simd};
 
 /// Bytes of a line: 32 numbers.
 pub(super) const LINE: usize = 64;
-/// Offsets in a line: the `f32` scale; the negated `i32` sums of the codes of the first half, of the
-/// second and of both; and those three sums as `f32`, positive and times the scale.
+/// Offsets in a line: the `f32` scale; the negated `i32` sums of the codes of the first half, of
+/// the second and of both; and those three sums as `f32`, positive and times the scale.
 pub(super) const SCALE: usize = 32;
 pub(super) const NEGATED_SUMS: usize = 36;
 pub(super) const SCALED_SUMS: usize = 48;
@@ -83,7 +83,8 @@ fn quantize_block(x: &[f32; 32], line: &mut [u8; LINE]) {
     }
 }
 
-/// The numbers that a quantised row stands for: the inverse of [`quantize_activations`], for checks.
+/// The numbers that a quantised row stands for: the inverse of [`quantize_activations`], for
+/// checks.
 ///
 /// # Panics
 /// If `src` is not [`quantized_row_bytes`] of `out.len()`.

@@ -1,8 +1,8 @@
 //! The walk over rows, panels and columns that keeps what is used again in the caches.
 //!
 //! Rows go in chunks that stay in the second cache; a panel goes by in runs of columns that are
-//! unpacked once, into the first, for all rows of the chunk. Sums wait in a small array between runs,
-//! which changes no bit of them.
+//! unpacked once, into the first, for all rows of the chunk. Sums wait in a small array between
+//! runs, which changes no bit of them.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -60,8 +60,8 @@ impl Isa {
     }
 }
 
-/// Splits `rows` rows into tiles of at most `most` and runs the body with the first row of each and,
-/// as a constant, the count. Sizes above a stated bound are not compiled.
+/// Splits `rows` rows into tiles of at most `most` and runs the body with the first row of each
+/// and, as a constant, the count. Sizes above a stated bound are not compiled.
 macro_rules! for_each_tile {
     ($most:expr, $rows:expr, |$row:ident, $r:ident| $body:expr) => {
         for_each_tile!(@ $most, $rows, $row, $r, $body, 12 8 4 2 1)
@@ -145,7 +145,8 @@ impl Job<'_> {
         }
     }
 
-    /// Adds the products of one panel with rows of `f32`, `stride` apart: as many as there are sums.
+    /// Adds the products of one panel with rows of `f32`, `stride` apart: as many as there are
+    /// sums.
     pub(super) fn float_panel(&self, panel: &[u8], x: &[f32], stride: usize, sums: &mut [Sums]) {
         let cols = self.layout.cols();
         let mut scratch = Scratch::<Sums, UNPACKED>::new();

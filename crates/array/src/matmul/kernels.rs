@@ -258,7 +258,8 @@ impl<C: Code> Kernel for Unpack<C> {
     }
 }
 
-/// Adds to `sums[r]` the products of row `r` of quantised activations and `blocks` blocks of weights.
+/// Adds to `sums[r]` the products of row `r` of quantised activations and `blocks` blocks of
+/// weights.
 pub(super) struct CodeTile<W, const R: usize> {
     pub(super) weights: W,
     pub(super) blocks: usize,

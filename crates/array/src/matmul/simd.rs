@@ -1,7 +1,7 @@
 //! The few vector operations that kernels are written in, and how a kernel is compiled for an ISA.
 //!
-//! A vector has 16 lanes of 32 bits whatever the machine: one register, two or four. A lane is a row
-//! of a weight panel, so no kernel ever sums across lanes and every ISA gives the same bits.
+//! A vector has 16 lanes of 32 bits whatever the machine: one register, two or four. A lane is a
+//! row of a weight panel, so no kernel ever sums across lanes and every ISA gives the same bits.
 
 /// 16 lanes on one instruction set.
 ///
@@ -26,8 +26,8 @@ pub(super) trait Simd: Copy {
     unsafe fn shr(a: Self::I, bits: i32) -> Self::I;
     unsafe fn shl(a: Self::I, bits: i32) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
-    /// Adds the products of four unsigned bytes `w` with four signed ones `x` to each lane, exactly.
-    /// Unless `WIDE`, `w` is below 128. `x` is above -128.
+    /// Adds the products of four unsigned bytes `w` with four signed ones `x` to each lane,
+    /// exactly. Unless `WIDE`, `w` is below 128. `x` is above -128.
     unsafe fn dot<const WIDE: bool>(sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
 
     unsafe fn load_f(from: *const f32) -> Self::F;
