@@ -13,6 +13,8 @@ use super::kernels::{
     CHAIN, Code, CodeTile, CodesToFloats, FloatTile, HalvesToFloats, Packed, Sums, Unpack,
     UnpackedBlock, with_code,
 };
+#[cfg(any(target_arch = "aarch64", test))]
+use super::neon::Neon;
 use super::simd::{Kernel, Simd};
 use super::{Output, portable};
 #[cfg(target_arch = "x86_64")]
@@ -40,6 +42,8 @@ impl Isa {
         unsafe {
             match self.0 {
                 Kind::Scalar => portable::Portable::run(kernel),
+                #[cfg(any(target_arch = "aarch64", test))]
+                Kind::Neon => Neon::run(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Kind::Avx2 => Avx2::run(kernel),
                 #[cfg(target_arch = "x86_64")]
@@ -52,6 +56,8 @@ impl Isa {
     fn tile_rows(self) -> usize {
         match self.0 {
             Kind::Scalar => portable::Portable::TILE_ROWS,
+            #[cfg(any(target_arch = "aarch64", test))]
+            Kind::Neon => Neon::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => Avx2::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]

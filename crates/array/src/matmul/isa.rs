@@ -7,6 +7,9 @@ pub struct Isa(pub(crate) Kind);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Scalar,
+    /// Elsewhere than on aarch64 only in this crate's tests, over plain stand-ins.
+    #[cfg(any(target_arch = "aarch64", test))]
+    Neon,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -27,10 +30,12 @@ impl Isa {
         Kind::ALL.iter().filter(|kind| kind.exists()).map(|&kind| Self(kind))
     }
 
-    /// Its name: `scalar`, `avx2`, `avx512`.
+    /// Its name: `scalar`, `neon`, `avx2`, `avx512`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Scalar => "scalar",
+            #[cfg(any(target_arch = "aarch64", test))]
+            Kind::Neon => "neon",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -42,6 +47,8 @@ impl Isa {
 impl Kind {
     const ALL: &[Self] = &[
         Self::Scalar,
+        #[cfg(any(target_arch = "aarch64", test))]
+        Self::Neon,
         #[cfg(target_arch = "x86_64")]
         Self::Avx2,
         #[cfg(target_arch = "x86_64")]
@@ -51,6 +58,8 @@ impl Kind {
     fn exists(self) -> bool {
         match self {
             Self::Scalar => true,
+            #[cfg(any(target_arch = "aarch64", test))]
+            Self::Neon => true,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
                 is_x86_feature_detected!("avx2")

@@ -18,6 +18,10 @@ mod avx512;
 mod drive;
 mod isa;
 mod kernels;
+#[cfg(any(target_arch = "aarch64", test))]
+mod neon;
+#[cfg(all(not(target_arch = "aarch64"), test))]
+mod neon_shim;
 mod portable;
 mod simd;
 #[cfg(test)]
