@@ -1,7 +1,8 @@
-//! How the numbers of a weight are stored in a file: the closed list of formats and their block geometry.
+//! How the numbers of a weight are stored in a file: the closed list of formats and their block
+//! geometry.
 //!
-//! Owns sizes and names. What the bytes of a block mean is in `quant.rs`; how a kernel likes them is in
-//! `panel.rs`.
+//! Owns sizes and names. What the bytes of a block mean is in `quant.rs`; how a kernel likes them
+//! is in `panel.rs`.
 
 /// A storage format of a weight row, as checkpoints have it.
 ///
@@ -70,9 +71,10 @@ impl Format {
         }
     }
 
-    /// Bytes of a row of `cols` numbers, or `None` if `cols` is not a whole number of blocks or the size overflows.
+    /// Bytes of a row of `cols` numbers, or `None` if `cols` is not a whole number of blocks or the
+    /// size overflows.
     pub const fn row_bytes(self, cols: usize) -> Option<usize> {
-        if cols % self.block_len() != 0 {
+        if !cols.is_multiple_of(self.block_len()) {
             return None;
         }
         (cols / self.block_len()).checked_mul(self.block_bytes())

@@ -35,6 +35,9 @@ pub enum Scoring {
     },
 }
 
+/// Positions after which the running sum of a [`Op::Decay`] starts again.
+pub const SUM_BLOCK: usize = 64;
+
 /// One operation. `T` is the number of live tokens, `O` of wanted results; all tensors are `[T or O, cols]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // the fields are the letters of the maths above them
@@ -98,8 +101,11 @@ pub enum Op {
     /// Causal depthwise convolution over each row's tokens, then `f`: silu, or `Scale(1.0)` for nothing; `taps` is
     /// `[K, cols]`, oldest first. The state holds the last `K - 1` inputs.
     Conv { x: Id, taps: WeightRef, state: StateRef, f: Map },
-    /// `exp(neg_a * softplus(x + bias))`, a decay in (0, 1] -> `[T, cols]`
-    Decay { x: Id, neg_a: WeightRef, bias: WeightRef },
+    /// `exp(c[t] - c[t-1])`, a decay in (0, 1] -> `[T, cols]`, where `c` is the running sum of
+    /// `neg_a * softplus(x + bias)` since the last position that is a multiple of [`SUM_BLOCK`], added in f64 and
+    /// rounded to f32. The state holds it as `[cols, 2]`, f32 and remainder. So decays from token to token and over a
+    /// stretch of a block are differences of the same numbers.
+    Decay { x: Id, neg_a: WeightRef, bias: WeightRef, state: StateRef },
     /// Gated delta rule, one token after the other: `M *= g; d = beta (v - M^T k); M += k d^T; y = M^T q`. State
     /// `[hv, dk, dv]`; value head `h` uses key head `h / (hv / hk)`.
     DeltaRule { q: Id, k: Id, v: Id, decay: Id, beta: Id, state: StateRef, heads: DeltaHeads },
@@ -236,6 +242,7 @@ impl Op {
         let refs = match *self {
             Self::WriteKv { state, .. }
             | Self::Conv { state, .. }
+            | Self::Decay { state, .. }
             | Self::DeltaRule { state, .. } => [Some(state), None],
             Self::Attention { keys, values, .. } => [Some(keys), Some(values)],
             _ => [None, None],
@@ -248,6 +255,7 @@ impl Op {
         match *self {
             Self::WriteKv { state, .. }
             | Self::Conv { state, .. }
+            | Self::Decay { state, .. }
             | Self::DeltaRule { state, .. } => Effect::Writes(state),
             Self::Emit { .. } => Effect::Emits,
             _ => Effect::Pure,
@@ -323,9 +331,10 @@ impl Op {
                 attention(tokens(of(q))?, keys, values, heads, window)?
             }
             Self::Conv { x, taps, state, f } => conv(tokens(of(x))?, taps, state, f)?,
-            Self::Decay { x, neg_a, bias } => {
-                let s = of(x);
+            Self::Decay { x, neg_a, bias, state } => {
+                let s = tokens(of(x))?;
                 let (a, b) = (vector(neg_a)?, vector(bias)?);
+                slots(state, 2 * s.cols)?;
                 ensure(a == s.cols && b == s.cols, || {
                     format!("x has {} columns, weights {a} and {b}", s.cols)
                 })?;

@@ -7,9 +7,9 @@
 //! units of 32 columns (256 for the super-block formats), each holding, in this order:
 //!
 //! - the codes of each 32 columns, in bit planes. Four consecutive columns of 16 rows are a *group*
-//!   of 64 code bytes, row by row: what a 4-way byte dot product eats. A plane of `b` bits keeps the
-//!   8 groups in `b` vectors of 64 bytes, group `g` in vector `g % b` at bit `g / b * b`. Codes of 5
-//!   bits are a plane of 4 and one of 1; of 6, 4 and 2; of 3, 2 and 1.
+//!   of 64 code bytes, row by row: what a 4-way byte dot product eats. A plane of `b` bits keeps
+//!   the 8 groups in `b` vectors of 64 bytes, group `g` in vector `g % b` at bit `g / b * b`. Codes
+//!   of 5 bits are a plane of 4 and one of 1; of 6, 4 and 2; of 3, 2 and 1.
 //! - of super-blocks: the `i8` scales `[groups][16]`, then, if the format has mins, those alike;
 //! - the `f16` scales `[16]`, then, if the format has mins, their `f16` `[16]`.
 //!
@@ -80,8 +80,8 @@ pub struct PanelLayout {
 }
 
 impl PanelLayout {
-    /// The layout of `rows` rows of `cols` numbers that files store as `format`. `None` if `cols` is
-    /// not a whole number of blocks or the size overflows.
+    /// The layout of `rows` rows of `cols` numbers that files store as `format`. `None` if `cols`
+    /// is not a whole number of blocks or the size overflows.
     pub fn new(format: Format, rows: usize, cols: usize) -> Option<Self> {
         let row_bytes = format.row_bytes(cols)?;
         let panel_bytes = match CodeSpec::of(format) {
@@ -133,8 +133,8 @@ impl PanelLayout {
     }
 }
 
-/// Packs `panels` from `src`, the file bytes of [their rows](PanelLayout::rows_of) one after another,
-/// into `dst`, the bytes of those panels.
+/// Packs `panels` from `src`, the file bytes of [their rows](PanelLayout::rows_of) one after
+/// another, into `dst`, the bytes of those panels.
 ///
 /// # Panics
 /// If a slice has not the size that `layout` states, or `panels` lie outside it.

@@ -1,8 +1,8 @@
 //! What the bytes of a block mean: the definition of every weight format, and the simple encoders.
 //!
 //! Owns the bit layouts of GGUF blocks and the plain floats. Everything else that needs a weight's
-//! value goes through [`Format::dequantize_row`] or, for codes and scales, `decode_block`. Refuses to
-//! be fast: these loops are the definition that kernels are tested against.
+//! value goes through [`Format::dequantize_row`] or, for codes and scales, `decode_block`. Refuses
+//! to be fast: these loops are the definition that kernels are tested against.
 
 use half::{bf16, f16};
 
@@ -148,9 +148,9 @@ impl Format {
             (Self::Q5_0 | Self::Q5_1, &[.., a, b, c, d]) => u32::from_le_bytes([a, b, c, d]),
             _ => 0,
         };
-        for j in 0..16 {
-            block.codes[j] = nibbles[j] & 15 | ((high >> j & 1) << 4) as u8;
-            block.codes[j + 16] = nibbles[j] >> 4 | ((high >> (j + 16) & 1) << 4) as u8;
+        for (j, &pair) in nibbles.iter().enumerate() {
+            block.codes[j] = pair & 15 | (((high >> j) & 1) << 4) as u8;
+            block.codes[j + 16] = pair >> 4 | (((high >> (j + 16)) & 1) << 4) as u8;
         }
     }
 

@@ -337,10 +337,11 @@ impl<'s> Tensor<'s> {
         (self.step.push(op), window)
     }
 
-    /// `exp(neg_a * softplus(x + bias))`
+    /// The decays of a delta rule, from running sums of `neg_a * softplus(x + bias)`, which move forward.
     #[track_caller]
-    pub fn decay(self, neg_a: &Weight, bias: &Weight) -> Self {
-        self.step.push(Op::Decay { x: self.id, neg_a: neg_a.r, bias: bias.r })
+    pub fn decay(self, neg_a: &Weight, bias: &Weight, sums: Version<'s>) -> (Self, Version<'s>) {
+        let (x, neg_a, bias) = (self.id, neg_a.r, bias.r);
+        (self.step.push(Op::Decay { x, neg_a, bias, state: sums.state }), sums)
     }
 }
 

@@ -40,6 +40,7 @@ struct Tiny {
     taps: Weight,
     window: State,
     memory: State,
+    sums: State,
     neg_a: Weight,
     bias: Weight,
     delta_out: Weight,
@@ -86,6 +87,7 @@ impl Tiny {
             mixer,
             taps: v(TAPS * MIXED, -1.0, 1.0),
             window: slots((TAPS - 1) * MIXED),
+            sums: slots(2 * DELTA.hv),
             memory: slots(DELTA.hv * DELTA.dk * DELTA.dv),
             neg_a: v(DELTA.hv, -0.3, -0.01),
             bias: v(DELTA.hv, -1.0, 1.0),
@@ -120,7 +122,8 @@ impl Tiny {
         let (mixed, _) = mixed.conv(&self.taps, step.open(&self.window), Map::Silu);
         let [q, k, v] = mixed.split([DELTA.keys(), DELTA.keys(), DELTA.values()]);
         let [q, k] = [q, k].map(|x| x.unit_norm(DELTA.dk, 1e-6, 1.0));
-        let (decay, beta) = (a.decay(&self.neg_a, &self.bias), b.apply(Map::Sigmoid));
+        let (decay, _) = a.decay(&self.neg_a, &self.bias, step.open(&self.sums));
+        let beta = b.apply(Map::Sigmoid);
         let (y, _) = Delta { q, k, v, decay, beta }.rule(DELTA, step.open(&self.memory));
         x + y.unit_norm(DELTA.dv, 1e-6, 1.0).linear(&self.delta_out, None)
     }

@@ -25,6 +25,8 @@ pub struct KvSpec {
 pub struct DeltaSpec {
     /// Numbers of the convolution window.
     pub window: usize,
+    /// Running sums of decays.
+    pub sums: usize,
     /// Numbers of the memory.
     pub memory: usize,
 }
@@ -59,6 +61,7 @@ struct Kv {
 
 struct Delta {
     window: State,
+    sums: State,
     memory: State,
 }
 
@@ -85,11 +88,11 @@ impl Caches {
         (step.open(&kv.keys).write(k), step.open(&kv.values).write(v))
     }
 
-    /// Opens the convolution window and the memory of recurrent layer `slot`.
+    /// Opens the convolution window, the decay sums and the memory of recurrent layer `slot`.
     #[track_caller]
-    pub(crate) fn open_delta<'s>(&self, step: Step<'s>, slot: usize) -> (Version<'s>, Version<'s>) {
+    pub(crate) fn open_delta<'s>(&self, step: Step<'s>, slot: usize) -> [Version<'s>; 3] {
         let delta = &self.delta[slot];
-        (step.open(&delta.window), step.open(&delta.memory))
+        [&delta.window, &delta.sums, &delta.memory].map(|state| step.open(state))
     }
 
     /// Bytes of all states.
@@ -97,7 +100,7 @@ impl Caches {
         let kv = self.kv.iter().map(|kv| {
             kv.keys.bytes() + kv.values.bytes() + kv.dead.as_ref().map_or(0, State::bytes)
         });
-        let delta = self.delta.iter().map(|d| d.window.bytes() + d.memory.bytes());
+        let delta = self.delta.iter().map(|d| d.window.bytes() + d.sums.bytes() + d.memory.bytes());
         kv.chain(delta).sum()
     }
 }
@@ -181,7 +184,7 @@ pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, 
     let kv = kv.collect::<Result<_>>()?;
     let delta = spec.delta.iter().map(|d| {
         let slots = |len| State::new(runtime, StateKind::Slots { len }, room.rows, 0);
-        Ok(Delta { window: slots(d.window)?, memory: slots(d.memory)? })
+        Ok(Delta { window: slots(d.window)?, sums: slots(d.sums)?, memory: slots(d.memory)? })
     });
     let delta = delta.collect::<Result<_>>()?;
     let slots = (0..room.rows as u32).rev().collect();

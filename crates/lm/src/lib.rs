@@ -5,13 +5,18 @@ pub mod cache;
 pub mod check;
 pub mod checkpoint;
 pub mod config;
+pub mod engine;
 pub mod error;
 pub mod executor;
 pub mod models;
 pub mod nn;
 pub mod rope;
 pub mod sample;
+pub mod schedule;
+pub mod source;
 pub mod text;
+pub mod tiny;
 pub mod weights;
 
 pub use error::{Error, Kind, Result};
+pub use longrun_array as array;

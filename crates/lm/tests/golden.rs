@@ -15,7 +15,10 @@ fn run(family: &str, options: CpuOptions) {
     assert_eq!(rows.len(), 8);
     for row in rows {
         println!("{family} {row:?}");
-        assert!(row.passes(1e-4), "{family}: {row:?}");
+        // The plain kernels sum in another order than the library that made the vectors. The qwen3_5 vector is itself
+        // 1.6e-4 away from an evaluation in f64 (small outputs blown up by a norm), so that much is noise.
+        let tolerance = if options.reference { 3e-4 } else { 1e-4 };
+        assert!(row.passes(tolerance), "{family}: {row:?}");
         assert!(row.same_bits || options.reference, "{family}: {row:?}");
     }
 }

@@ -71,22 +71,29 @@ pub(crate) fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp(2.0 * x) + 1.0)
 }
 
-/// The sum of `f(i)` for `i < n`: lane `i % 16` first, then the lanes pairwise.
+/// The sum of `f(i)` for `i < n`: four accumulators of eight lanes, then the accumulators in order, then the lanes in
+/// order. Any fixed order serves; this one is that of the library that made the reference vectors.
 #[inline(always)]
 pub(crate) fn sum(n: usize, f: impl Fn(usize) -> f32) -> f32 {
-    let mut lane = [0.0f32; LANES];
-    let whole = n - n % LANES;
+    let mut acc = [[0.0f32; 8]; 4];
+    let whole = n - n % 32;
     let mut i = 0;
     while i < whole {
-        for (l, acc) in lane.iter_mut().enumerate() {
-            *acc += f(i + l);
+        for (a, acc) in acc.iter_mut().enumerate() {
+            for (l, lane) in acc.iter_mut().enumerate() {
+                *lane += f(i + a * 8 + l);
+            }
         }
-        i += LANES;
+        i += 32;
     }
-    for (l, acc) in lane.iter_mut().enumerate().take(n - whole) {
-        *acc += f(whole + l);
+    let [mut lanes, rest @ ..] = acc;
+    for acc in rest {
+        lanes.iter_mut().zip(acc).for_each(|(l, a)| *l += a);
     }
-    fold(lane)
+    for i in whole..n {
+        lanes[i % 8] += f(i);
+    }
+    lanes.into_iter().fold(0.0, |sum, lane| sum + lane)
 }
 
 /// The lanes added pairwise.

@@ -66,8 +66,9 @@ fn run_fast(c: &Context<'_>, node: usize) {
         Op::Conv { x, taps, state, f } => {
             recurrent::conv(c, c.get(x), c.vector(taps), c.state(state), f, &c.out(node));
         }
-        Op::Decay { x, neg_a, bias } => {
-            ops::decay(c, c.get(x), c.vector(neg_a), c.vector(bias), &c.out(node));
+        Op::Decay { x, neg_a, bias, state } => {
+            let weights = (c.vector(neg_a), c.vector(bias));
+            recurrent::decay(c, c.get(x), weights, c.state(state), &c.out(node));
         }
         Op::DeltaRule { q, k, v, decay, beta, state, heads } => {
             let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| c.get(id));
@@ -118,8 +119,9 @@ fn run_plain(c: &Context<'_>, node: usize) {
         Op::Conv { x, taps, state, f } => {
             reference::conv(c, c.get(x), c.vector(taps), c.state(state), f, &c.out(node));
         }
-        Op::Decay { x, neg_a, bias } => {
-            reference::decay(c.get(x), c.vector(neg_a), c.vector(bias), &c.out(node));
+        Op::Decay { x, neg_a, bias, state } => {
+            let weights = (c.vector(neg_a), c.vector(bias));
+            reference::decay(c, c.get(x), weights, c.state(state), &c.out(node));
         }
         Op::DeltaRule { q, k, v, decay, beta, state, heads } => {
             let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| c.get(id));

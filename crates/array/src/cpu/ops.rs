@@ -181,19 +181,6 @@ pub(super) fn rope(
     });
 }
 
-/// `exp(neg_a * softplus(x + bias))`
-pub(super) fn decay(c: &Context<'_>, x: Mat<'_>, neg_a: &[f32], bias: &[f32], out: &MatMut<'_>) {
-    out.for_rows(c.pool, out.cols * 20, |i, row| {
-        for (((o, x), a), b) in row.iter_mut().zip(x.row(i)).zip(neg_a).zip(bias) {
-            *o = exp(a * softplus(x + b));
-        }
-    });
-}
-
-fn softplus(x: f32) -> f32 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
 /// The `k` best experts of each token: weights, then numbers.
 pub(super) fn route(c: &Context<'_>, x: Mat<'_>, k: usize, scoring: Scoring, out: &MatMut<'_>) {
     let Scoring::Softmax { renormalize } = scoring;

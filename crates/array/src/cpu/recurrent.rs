@@ -4,9 +4,9 @@
 //! Threads share channels or columns of a state, never time.
 
 use super::context::{Context, StateMem};
-use super::lanes::{LANES, per_isa, sigmoid};
+use super::lanes::{LANES, exp, per_isa, sigmoid};
 use super::view::{Mat, MatMut, share};
-use crate::op::{DeltaHeads, Map};
+use crate::op::{DeltaHeads, Map, SUM_BLOCK};
 
 /// A row's slot: where it lies, and whether it counts as zeros.
 fn slot(c: &Context<'_>, row: usize) -> (usize, bool) {
@@ -78,6 +78,40 @@ per_isa! {
             out.iter_mut().for_each(|o| *o *= sigmoid(*o));
         }
     }
+}
+
+/// The decays of each token and head, from running sums that the state carries.
+pub(super) fn decay(
+    c: &Context<'_>,
+    x: Mat<'_>,
+    (neg_a, bias): (&[f32], &[f32]),
+    mem: StateMem,
+    out: &MatMut<'_>,
+) {
+    let heads = x.cols;
+    share(c.pool, c.b.rows, c.b.tokens * heads * 20 / c.b.rows.max(1), |rows| {
+        for (row, h) in rows.flat_map(|row| (0..heads).map(move |h| (row, h))) {
+            let (slot, fresh) = slot(c, row);
+            // SAFETY: a slot belongs to one row, and a row to one thread.
+            let state = unsafe { mem.write(slot, 2 * h, 2) };
+            let mut sum = if fresh { 0.0 } else { f64::from(state[0]) + f64::from(state[1]) };
+            for t in tokens(c, row) {
+                if (c.b.positions[t] as usize).is_multiple_of(SUM_BLOCK) {
+                    sum = 0.0;
+                }
+                let before = sum as f32;
+                sum += f64::from(neg_a[h] * softplus(x.row(t)[h] + bias[h]));
+                // SAFETY: a token belongs to one row.
+                unsafe { out.piece(t, h, 1)[0] = exp(sum as f32 - before) };
+            }
+            state[0] = sum as f32;
+            state[1] = (sum - f64::from(state[0])) as f32;
+        }
+    });
+}
+
+fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 /// Columns of a state that one piece of delta work takes.

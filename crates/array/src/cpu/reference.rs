@@ -6,7 +6,7 @@ use super::context::Context;
 use super::recurrent::DeltaArgs;
 use super::view::{Mat, MatMut};
 use super::{context::StateMem, ops};
-use crate::op::{DeltaHeads, Map, Scoring};
+use crate::op::{DeltaHeads, Map, SUM_BLOCK, Scoring};
 
 /// `f(x)`
 pub(super) fn map(f: Map, x: f32) -> f32 {
@@ -95,11 +95,30 @@ pub(super) fn rope(
     });
 }
 
-pub(super) fn decay(x: Mat<'_>, neg_a: &[f32], bias: &[f32], out: &MatMut<'_>) {
-    fill(out, |i, j| {
-        let x = f64::from(x.row(i)[j] + bias[j]);
-        (f64::from(neg_a[j]) * x.exp().ln_1p()).exp() as f32
-    });
+pub(super) fn decay(
+    c: &Context<'_>,
+    x: Mat<'_>,
+    (neg_a, bias): (&[f32], &[f32]),
+    mem: StateMem,
+    out: &MatMut<'_>,
+) {
+    for (r, h) in (0..c.b.rows).flat_map(|r| (0..x.cols).map(move |h| (r, h))) {
+        // SAFETY: one thread; slots of different rows differ.
+        let state = unsafe { mem.write(c.b.row_slot[r] as usize, 2 * h, 2) };
+        let mut sum = f64::from(state[0]) + f64::from(state[1]);
+        let first = c.b.row_first[r] as usize;
+        for t in first..first + c.b.row_count[r] as usize {
+            if (c.b.positions[t] as usize).is_multiple_of(SUM_BLOCK) {
+                sum = 0.0;
+            }
+            let before = sum as f32;
+            sum += f64::from(neg_a[h] * (x.row(t)[h] + bias[h]).exp().ln_1p());
+            // SAFETY: one thread, one number at a time.
+            unsafe { out.piece(t, h, 1)[0] = (sum as f32 - before).exp() };
+        }
+        state[0] = sum as f32;
+        state[1] = (sum - f64::from(state[0])) as f32;
+    }
 }
 
 pub(super) fn route(x: Mat<'_>, k: usize, scoring: Scoring, out: &MatMut<'_>) {

@@ -8,8 +8,8 @@ use super::simd::{Kernel, Simd};
 
 /// Bytes of a line: 32 numbers.
 pub(super) const LINE: usize = 64;
-/// Offsets in a line: the `f32` scale; the negated `i32` sums of the codes of the first half, of the
-/// second and of both; and those three sums as `f32`, positive and times the scale.
+/// Offsets in a line: the `f32` scale; the negated `i32` sums of the codes of the first half, of
+/// the second and of both; and those three sums as `f32`, positive and times the scale.
 pub(super) const SCALE: usize = 32;
 pub(super) const NEGATED_SUMS: usize = 36;
 pub(super) const SCALED_SUMS: usize = 48;
@@ -20,7 +20,7 @@ pub(super) const BOTH: usize = 2;
 /// Bytes of a quantised row of `k` numbers, a multiple of 32. An odd count of cache lines, so that
 /// the rows of a tile do not fall on each other in the cache.
 pub const fn quantized_row_bytes(k: usize) -> usize {
-    (k / 32 | 1) * LINE
+    ((k / 32) | 1) * LINE
 }
 
 /// Rounds one row to `int8` in blocks of 32: scale `max |x| / 127`, codes to nearest even.
@@ -83,7 +83,8 @@ fn quantize_block(x: &[f32; 32], line: &mut [u8; LINE]) {
     }
 }
 
-/// The numbers that a quantised row stands for: the inverse of [`quantize_activations`], for checks.
+/// The numbers that a quantised row stands for: the inverse of [`quantize_activations`], for
+/// checks.
 ///
 /// # Panics
 /// If `src` is not [`quantized_row_bytes`] of `out.len()`.

@@ -1,8 +1,8 @@
 //! The walk over rows, panels and columns that keeps what is used again in the caches.
 //!
 //! Rows go in chunks that stay in the second cache; a panel goes by in runs of columns that are
-//! unpacked once, into the first, for all rows of the chunk. Sums wait in a small array between runs,
-//! which changes no bit of them.
+//! unpacked once, into the first, for all rows of the chunk. Sums wait in a small array between
+//! runs, which changes no bit of them.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -21,7 +21,9 @@ use crate::format::Format;
 use crate::panel::{PANEL_ROWS, PanelLayout};
 
 /// Rows of activations whose sums are kept while weights go by.
-const MAX_ROWS: usize = 120;
+const MAX_ROWS: usize = 48;
+/// Rows up to which each tile unpacks its weights itself, in registers.
+const FEW_ROWS: usize = 4;
 /// Bytes of activations that should stay in the second cache.
 const CACHED_BYTES: usize = 1 << 20;
 /// Columns that are unpacked at a time.
@@ -58,25 +60,27 @@ impl Isa {
     }
 }
 
-/// Splits `rows` rows into tiles and calls `$body` with the first row and, as a constant, the count.
+/// Splits `rows` rows into tiles of at most `most` and runs the body with the first row of each
+/// and, as a constant, the count. Sizes above a stated bound are not compiled.
 macro_rules! for_each_tile {
-    ($isa:expr, $rows:expr, |$row:ident, $r:ident| $body:expr) => {{
-        let (most, rows) = ($isa.tile_rows(), $rows);
+    ($most:expr, $rows:expr, |$row:ident, $r:ident| $body:expr) => {
+        for_each_tile!(@ $most, $rows, $row, $r, $body, 12 8 4 2 1)
+    };
+    ($most:expr, $rows:expr, up to 4, |$row:ident, $r:ident| $body:expr) => {
+        for_each_tile!(@ $most, $rows, $row, $r, $body, 4 2 1)
+    };
+    (@ $most:expr, $rows:expr, $row:ident, $r:ident, $body:expr, $($size:literal)*) => {{
+        let (most, rows) = ($most, $rows);
         let mut $row = 0;
         while $row < rows {
-            match most.min(rows - $row) {
-                12.. => for_each_tile!(@ 12, $row, $r, $body),
-                8.. => for_each_tile!(@ 8, $row, $r, $body),
-                4.. => for_each_tile!(@ 4, $row, $r, $body),
-                2.. => for_each_tile!(@ 2, $row, $r, $body),
-                _ => for_each_tile!(@ 1, $row, $r, $body),
-            }
+            let size = most.min(rows - $row);
+            $(if size >= $size {
+                const $r: usize = $size;
+                $body;
+                $row += $r;
+                continue;
+            })*
         }
-    }};
-    (@ $count:literal, $row:ident, $r:ident, $body:expr) => {{
-        const $r: usize = $count;
-        $body;
-        $row += $r;
     }};
 }
 
@@ -141,14 +145,15 @@ impl Job<'_> {
         }
     }
 
-    /// Adds the products of one panel with rows of `f32`, `stride` apart: as many as there are sums.
+    /// Adds the products of one panel with rows of `f32`, `stride` apart: as many as there are
+    /// sums.
     pub(super) fn float_panel(&self, panel: &[u8], x: &[f32], stride: usize, sums: &mut [Sums]) {
         let cols = self.layout.cols();
         let mut scratch = Scratch::<Sums, UNPACKED>::new();
         for k in (0..cols).step_by(UNPACKED) {
             let count = UNPACKED.min(cols - k);
             let weights = self.float_columns(panel, k, count, &mut scratch).cast::<f32>();
-            for_each_tile!(self.isa, sums.len(), |row, R| {
+            for_each_tile!(self.isa.tile_rows(), sums.len(), |row, R| {
                 const J: usize = if R < 8 { 4 / R + R / 4 } else { 1 };
                 let x = x[row * stride + k..].as_ptr();
                 let sums = sums[row..].as_mut_ptr();
@@ -193,11 +198,14 @@ impl Job<'_> {
     pub(super) fn code_panel<C: Code>(&self, panel: Packed<C>, x: &[u8], sums: &mut [Sums]) {
         let blocks = self.layout.cols() / 32;
         let stride = quantized_row_bytes(self.layout.cols());
-        if let [sum] = sums {
-            let tile =
-                CodeTile::<_, 1> { weights: panel, blocks, x: x.as_ptr(), stride, sums: sum };
-            // SAFETY: one row of activations, its sums and a panel, all of `blocks` blocks.
-            unsafe { self.isa.run(tile) };
+        if sums.len() <= FEW_ROWS {
+            for_each_tile!(self.isa.tile_rows(), sums.len(), up to 4, |row, R| {
+                let x = x[row * stride..].as_ptr();
+                let sums = sums[row..].as_mut_ptr();
+                let tile = CodeTile::<_, R> { weights: panel, blocks, x, stride, sums };
+                // SAFETY: R rows of activations and of sums from `row` on, and the panel's blocks.
+                unsafe { self.isa.run(tile) }
+            });
             return;
         }
         let mut scratch = Scratch::<UnpackedBlock, { UNPACKED / 32 }>::new();
@@ -207,7 +215,7 @@ impl Job<'_> {
             // SAFETY: the panel has these blocks, and the scratch room for them.
             unsafe { self.isa.run(Unpack { panel, first, count, to }) };
             let weights = C::Unpacked::from(to.cast_const());
-            for_each_tile!(self.isa, sums.len(), |row, R| {
+            for_each_tile!(self.isa.tile_rows(), sums.len(), |row, R| {
                 let x = x[row * stride + first * LINE..].as_ptr();
                 let sums = sums[row..].as_mut_ptr();
                 let tile = CodeTile::<_, R> { weights, blocks: count, x, stride, sums };

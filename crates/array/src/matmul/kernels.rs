@@ -6,6 +6,9 @@
 //!   takes one fused multiply-add of that sum and, in formats with a min, one of the min;
 //! - floats: runs of 64 columns are chains of fused multiply-adds from zero, added in order.
 
+// Loops over `r` keep several arrays of registers in step.
+#![allow(clippy::needless_range_loop)]
+
 use std::marker::PhantomData;
 
 use super::activations::{BOTH, LINE, NEGATED_SUMS, SCALE, SCALED_SUMS};
@@ -16,6 +19,10 @@ use crate::quant::CodeSpec;
 
 /// Columns of a chain of the float sum.
 pub(super) const CHAIN: usize = 64;
+
+/// How far before its use a packed weight is asked for, in bytes: into the next panel at the end of
+/// one, since they lie one after another.
+const AHEAD: usize = 8192;
 
 /// One sum for each row of a panel.
 pub(super) type Sums = [f32; PANEL_ROWS];
@@ -60,6 +67,8 @@ pub(super) trait Source: Copy {
     const GROUP: usize;
     const ZERO: u8;
 
+    /// Asks for the bytes of a block ahead of `block`.
+    unsafe fn prefetch<S: Simd>(self, block: usize);
     /// The codes of four columns: group 0 to 7 of a block of 32.
     unsafe fn codes<S: Simd>(self, block: usize, group: usize) -> S::I;
     /// The scales of the whole block, or of its half 0 or 1 where a group is 16.
@@ -137,6 +146,15 @@ impl<C: Code> Source for Packed<C> {
     const ZERO: u8 = C::SPEC.zero;
 
     #[inline(always)]
+    unsafe fn prefetch<S: Simd>(self, block: usize) {
+        let bytes = C::PLACE.bytes / C::PLACE.blocks;
+        let at = self.panel.wrapping_add(block * bytes + AHEAD);
+        for line in 0..bytes.div_ceil(64) {
+            S::prefetch(at.wrapping_add(line * 64));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn codes<S: Simd>(self, block: usize, group: usize) -> S::I {
         // SAFETY: the caller has the instruction set and asks for a block of the panel.
         unsafe {
@@ -186,6 +204,9 @@ impl<const GROUP: usize, const ZERO: u8> Source for Unpacked<GROUP, ZERO> {
     const ZERO: u8 = ZERO;
 
     #[inline(always)]
+    unsafe fn prefetch<S: Simd>(self, _: usize) {}
+
+    #[inline(always)]
     unsafe fn codes<S: Simd>(self, block: usize, group: usize) -> S::I {
         // SAFETY: the caller has the instruction set and asks for an unpacked block.
         unsafe { S::load_i((&raw const (*self.0.add(block)).codes[group]).cast()) }
@@ -219,6 +240,7 @@ impl<C: Code> Kernel for Unpack<C> {
             // SAFETY: the caller has the instruction set, these blocks and room for them.
             unsafe {
                 let (from, to) = (self.first + block, self.to.add(block));
+                self.panel.prefetch::<S>(from);
                 for_each_of_8!(group, {
                     let codes = self.panel.codes::<S>(from, group);
                     S::store_i((&raw mut (*to).codes[group]).cast(), codes);
@@ -236,7 +258,8 @@ impl<C: Code> Kernel for Unpack<C> {
     }
 }
 
-/// Adds to `sums[r]` the products of row `r` of quantised activations and `blocks` blocks of weights.
+/// Adds to `sums[r]` the products of row `r` of quantised activations and `blocks` blocks of
+/// weights.
 pub(super) struct CodeTile<W, const R: usize> {
     pub(super) weights: W,
     pub(super) blocks: usize,
@@ -261,10 +284,11 @@ impl<W: Source, const R: usize> Kernel for CodeTile<W, R> {
             }
             for block in 0..self.blocks {
                 let x = self.x.add(block * LINE);
+                self.weights.prefetch::<S>(block);
                 let mut dots = [S::splat_i(0); R];
                 for_each_of_8!(group, {
                     let sum = if W::GROUP == 16 { group / 4 } else { BOTH };
-                    if group * 4 % W::GROUP == 0 {
+                    if (group * 4).is_multiple_of(W::GROUP) {
                         for r in 0..R {
                             dots[r] = zero_term::<S, W>(x.add(r * self.stride), sum);
                         }
@@ -277,7 +301,7 @@ impl<W: Source, const R: usize> Kernel for CodeTile<W, R> {
                             _ => S::dot::<false>(dots[r], codes, four),
                         };
                     }
-                    if (group + 1) * 4 % W::GROUP == 0 {
+                    if ((group + 1) * 4).is_multiple_of(W::GROUP) {
                         let half = sum % BOTH;
                         let scale = self.weights.scale::<S>(block, half);
                         for r in 0..R {
@@ -335,6 +359,7 @@ impl<C: Code> Kernel for CodesToFloats<C> {
             // SAFETY: the caller has the instruction set, these blocks and room for them.
             unsafe {
                 let from = self.first + block;
+                self.panel.prefetch::<S>(from);
                 for_each_of_8!(group, {
                     let half = if C::SPEC.group == 16 { group / 4 } else { 0 };
                     let scale = self.panel.scale::<S>(from, half);
@@ -369,6 +394,7 @@ impl<const BF16: bool> Kernel for HalvesToFloats<BF16> {
             // SAFETY: the caller has the instruction set, these columns and room for them.
             unsafe {
                 let from = self.from.add(column * 2 * PANEL_ROWS);
+                S::prefetch(from.wrapping_add(AHEAD));
                 let value = if BF16 { S::load_bf16(from) } else { S::load_f16(from) };
                 S::store_f(self.to.add(column).cast(), value);
             }

@@ -4,7 +4,8 @@
 //! threads: callers give disjoint ranges of panels to theirs.
 //!
 //! **Order.** The bits of `y[m][n]` depend on row `m` of `x`, row `n` of `w` and the layout alone:
-//! not on the other rows, the panels asked for, or the instruction set. `kernels.rs` states the sums.
+//! not on the other rows, the panels asked for, or the instruction set. `kernels.rs` states the
+//! sums.
 
 use std::marker::PhantomData;
 use std::ops::Range;

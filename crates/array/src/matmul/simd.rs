@@ -1,7 +1,7 @@
 //! The few vector operations that kernels are written in, and how a kernel is compiled for an ISA.
 //!
-//! A vector has 16 lanes of 32 bits whatever the machine: one register, two or four. A lane is a row
-//! of a weight panel, so no kernel ever sums across lanes and every ISA gives the same bits.
+//! A vector has 16 lanes of 32 bits whatever the machine: one register, two or four. A lane is a
+//! row of a weight panel, so no kernel ever sums across lanes and every ISA gives the same bits.
 
 /// 16 lanes on one instruction set.
 ///
@@ -26,8 +26,8 @@ pub(super) trait Simd: Copy {
     unsafe fn shr(a: Self::I, bits: i32) -> Self::I;
     unsafe fn shl(a: Self::I, bits: i32) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
-    /// Adds the products of four unsigned bytes `w` with four signed ones `x` to each lane, exactly.
-    /// Unless `WIDE`, `w` is below 128. `x` is above -128.
+    /// Adds the products of four unsigned bytes `w` with four signed ones `x` to each lane,
+    /// exactly. Unless `WIDE`, `w` is below 128. `x` is above -128.
     unsafe fn dot<const WIDE: bool>(sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
 
     unsafe fn load_f(from: *const f32) -> Self::F;
@@ -43,6 +43,18 @@ pub(super) trait Simd: Copy {
     unsafe fn load_bf16(from: *const u8) -> Self::F;
     /// Reads 16 `i8` (16 bytes).
     unsafe fn load_i8(from: *const u8) -> Self::F;
+
+    /// Asks for the cache line at `from`, which may lie anywhere.
+    #[inline(always)]
+    fn prefetch(from: *const u8) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 has it, and it cannot fault.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast())
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = from;
+    }
 
     /// Runs `kernel`, compiled with the instruction set.
     unsafe fn run<K: Kernel>(kernel: K);

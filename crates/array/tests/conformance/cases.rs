@@ -267,9 +267,10 @@ pub(crate) fn conv(rig: &mut Rig) -> Model {
 
 pub(crate) fn decay(rig: &mut Rig) -> Model {
     let cols = rig.rng.int(1, 40);
-    let (table, neg_a) = (rig.table(cols), rig.vector(cols, -8.0, 0.0));
+    let (table, neg_a) = (rig.table(cols), rig.vector(cols, -1.0, 0.0));
     let bias = rig.vector(cols, -1.0, 1.0);
-    model(move |step| step.ids().embed(&table, 6.0).decay(&neg_a, &bias))
+    let sums = rig.state(StateKind::Slots { len: 2 * cols }, SLOTS, 0);
+    model(move |step| step.ids().embed(&table, 3.0).decay(&neg_a, &bias, step.open(&sums)).0)
 }
 
 pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
@@ -279,11 +280,13 @@ pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
     let table = rig.table(2 * keys + values + 2 * hv);
     let (neg_a, bias) = (rig.vector(hv, -0.2, -0.01), rig.vector(hv, -1.0, 1.0));
     let state = rig.state(StateKind::Slots { len: hv * heads.dk * heads.dv }, SLOTS, 0);
+    let sums = rig.state(StateKind::Slots { len: 2 * hv }, SLOTS, 0);
     model(move |step| {
         let x = step.ids().embed(&table, 1.0);
         let [q, k, v, a, b] = x.split([keys, keys, values, hv, hv]);
         let [q, k] = [q, k].map(|x| x.unit_norm(heads.dk, 1e-6, 1.0));
-        let (decay, beta) = (a.decay(&neg_a, &bias), b.apply(Map::Sigmoid));
+        let (decay, _) = a.decay(&neg_a, &bias, step.open(&sums));
+        let beta = b.apply(Map::Sigmoid);
         Delta { q, k, v, decay, beta }.rule(heads, step.open(&state)).0
     })
 }

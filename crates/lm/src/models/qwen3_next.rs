@@ -63,13 +63,13 @@ impl GatedDeltaNet {
     /// `[T, H] -> [T, H]`. Moves the window and the memory of each row forward, in place.
     fn forward<'s>(&self, x: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
         let heads = self.heads;
-        let (window, memory) = caches.open_delta(x.step(), self.slot);
+        let [window, sums, memory] = caches.open_delta(x.step(), self.slot);
         let (mixed, _) = self.qkv.apply(x).conv(&self.taps, window, Map::Silu);
         let [q, k, v] = mixed.split([heads.keys(), heads.keys(), heads.values()]);
 
         let q = q.unit_norm(heads.dk, 1e-6, (heads.dk as f32).powf(-0.5));
         let k = k.unit_norm(heads.dk, 1e-6, 1.0);
-        let decay = self.a.apply(x).decay(&self.neg_a, &self.dt_bias); // [T, hv]
+        let (decay, _) = self.a.apply(x).decay(&self.neg_a, &self.dt_bias, sums); // [T, hv]
         let beta = self.beta.apply(x).apply(Map::Sigmoid); // [T, hv]
 
         let (y, _) = Delta { q, k, v, decay, beta }.rule(heads, memory); // [T, hv * dv]
@@ -139,7 +139,7 @@ impl Qwen3Next {
         for i in 0..c.layers {
             let w = &w.at("layers").at(i);
             let mixer = if c.mixers[i] == Mixer::Linear {
-                caches.delta.push(DeltaSpec { window, memory });
+                caches.delta.push(DeltaSpec { window, sums: 2 * d.value_heads, memory });
                 let slot = caches.delta.len() - 1;
                 TokenMixer::Delta(GatedDeltaNet::load(&w.at("linear_attn"), c, &d, slot)?)
             } else {

@@ -20,6 +20,7 @@
 //! A rendered chat template already holds its special tokens as text: encode it with
 //! `special = true`; a beginning-of-text token that the text starts with is not doubled.
 
+mod completion;
 mod detokenizer;
 mod gguf_bpe;
 mod hf;
@@ -29,6 +30,7 @@ mod template;
 mod tokenizer;
 mod vocab;
 
+pub use completion::CompletionText;
 pub use detokenizer::Detokenizer;
 pub use stop::StopMatcher;
 pub use template::{ChatInput, ChatTemplate};

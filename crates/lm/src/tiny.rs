@@ -1,0 +1,77 @@
+//! `tiny:FAMILY`: a small model of any family, with random weights from a seed, for tests and soaks.
+//!
+//! Owns the shapes. The weights come from the same loading code as a checkpoint's.
+
+use serde_json::{Value, json};
+
+use crate::config::{Config, Family};
+use crate::error::{Error, Result};
+
+/// Shape flags; `None` is the family's default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TinyShape {
+    /// Layers.
+    pub layers: Option<usize>,
+    /// Every n-th layer of a hybrid attends; every n-th of gemma3 sees everything.
+    pub interval: Option<usize>,
+    /// Experts of a mixture.
+    pub experts: Option<usize>,
+    /// Width of the residual stream, a multiple of 16.
+    pub hidden: Option<usize>,
+    /// No recurrent layers.
+    pub attention_only: bool,
+}
+
+/// The config of a tiny model, in the words of a `config.json`.
+///
+/// # Errors
+/// The family is not known or the shape is impossible.
+pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
+    Family::of(family)?;
+    let hidden = shape.hidden.unwrap_or(64);
+    if hidden == 0 || !hidden.is_multiple_of(16) || hidden > 1 << 14 {
+        return Err(Error::usage(format!("{hidden} is no positive multiple of 16")).at("--hidden"));
+    }
+    let layers = shape.layers.unwrap_or(8);
+    let experts = shape.experts.unwrap_or(8);
+    let interval = shape.interval.unwrap_or(if family == "gemma3" { 6 } else { 4 });
+    if layers == 0 || experts == 0 || interval == 0 || layers > 4096 || experts > 4096 {
+        let what = format!("{layers} layers, {experts} experts, interval {interval} can't be");
+        return Err(Error::usage(what));
+    }
+    let mut config = json!({
+        "model_type": family,
+        "vocab_size": 160,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 1 << 24,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": true,
+        "sliding_window": 64,
+        "sliding_window_pattern": interval,
+        "full_attention_interval": interval,
+        "num_experts": experts,
+        "num_experts_per_tok": experts.min(2),
+        "moe_intermediate_size": hidden / 2,
+        "shared_expert_intermediate_size": hidden / 2,
+        "norm_topk_prob": true,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+    });
+    if shape.attention_only {
+        config["layer_types"] = vec!["full_attention"; layers].into();
+    }
+    Ok(config)
+}
+
+/// The layers of a model that carry a recurrent state.
+pub fn linear_layers(config: &Config) -> usize {
+    config.mixers.iter().filter(|m| **m == crate::config::Mixer::Linear).count()
+}

@@ -1,0 +1,244 @@
+//! Every flag of every command, as data.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// An inference engine for large language models whose completions run long.
+#[derive(Parser)]
+#[command(version, about, after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a check or soak found what it looks for; 2 bad usage, or (soak) the \
+object limit was reached; 3 a bad file; 4 not supported by this build; 5 a limit; 6 the device; 70 a bug, please \
+report it.";
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Write text that goes on with a prompt.
+    Generate(GenerateArgs),
+    /// Compare a checkpoint's logits with reference vectors, fed in every way.
+    Check(CheckArgs),
+    /// Decode one very long completion and watch every buffer.
+    Soak(SoakArgs),
+    /// Say what a model's files hold, without loading it.
+    Inspect(InspectArgs),
+}
+
+/// How to compute.
+#[derive(ClapArgs, Clone, Copy)]
+pub(crate) struct CpuArgs {
+    /// Threads [default: one a core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Quantised weights meet 32-bit instead of 8-bit activations: slower, closer to the reference
+    #[arg(long)]
+    pub(crate) exact: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct GenerateArgs {
+    /// A folder with config.json and safetensors, a .gguf file, or tiny:FAMILY (random weights) [default: the demo
+    /// model inside of this program]
+    #[arg(long, value_name = "PATH|tiny:FAMILY")]
+    pub(crate) model: Option<String>,
+    /// The prompt; - reads it from standard input [default with the demo model: "Once upon a time"]
+    #[arg(long, value_name = "TEXT|-", allow_hyphen_values = true)]
+    pub(crate) prompt: Option<String>,
+    /// A system message, for models with a chat template
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Do not apply the chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Tokens to generate at most [default: 256, or what the context has room for]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_tokens: Option<usize>,
+    /// Sampling temperature; 0 takes the most likely token [default: the checkpoint's, else 0]
+    #[arg(long, value_name = "T")]
+    pub(crate) temp: Option<f32>,
+    /// Sample among the most likely tokens that make up this much probability
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Sample among this many most likely tokens
+    #[arg(long, value_name = "N")]
+    pub(crate) top_k: Option<usize>,
+    /// Drop tokens less likely than this fraction of the most likely one
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Chance that the likeliest tokens above the threshold are dropped
+    #[arg(long, value_name = "P")]
+    pub(crate) xtc_probability: Option<f32>,
+    /// See --xtc-probability
+    #[arg(long, value_name = "P")]
+    pub(crate) xtc_threshold: Option<f32>,
+    /// Makes tokens of the recent text less likely (1 is off)
+    #[arg(long, value_name = "X")]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Subtracted from the logit of each recent token
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Subtracted from the logit of each recent token, as often as it occurs
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Added to the logit of a token id; may be given often
+    #[arg(long, value_name = "ID=X", value_parser = parse_bias)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// The same seed gives the same text [default: a random one]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// End before this text; may be given often
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+    /// Report the log-probability of each token, with this many alternatives
+    #[arg(long, value_name = "N")]
+    pub(crate) logprobs: Option<usize>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = text.split_once('=').ok_or("wants ID=NUMBER")?;
+    let id = id.trim().parse().map_err(|_| format!("{id:?} is no token id"))?;
+    let bias = bias.trim().parse().map_err(|_| format!("{bias:?} is no number"))?;
+    Ok((id, bias))
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct CheckArgs {
+    /// The model's folder or .gguf file
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// The reference vectors [default: golden.safetensors beside the model]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) against: Option<PathBuf>,
+    /// The largest difference allowed, relative to the largest logit
+    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    pub(crate) tolerance: f32,
+    /// Print a JSON array instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SoakMode {
+    /// One row.
+    Single,
+    /// Rows that all run long.
+    Batch,
+    /// One row that runs long, beside short ones that join and leave.
+    Churn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SoakDevice {
+    /// Runs nothing, counts all.
+    Null,
+    /// The CPU.
+    Cpu,
+}
+
+#[cfg(feature = "leak-lab")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Inject {
+    /// Per-layer bookkeeping that only one layer reads (every linear layer but one).
+    Advance,
+    /// A value cache that nobody reads (every attention layer).
+    Values,
+    /// A pooled cache grown by concatenation (every attention layer, once in four tokens).
+    Pooling,
+}
+
+#[derive(ClapArgs)]
+#[command(
+    after_help = "The demo model's context of 1,024 tokens can be lifted with --context; text past the trained \
+length is noise, and that is fine here: what is watched is memory."
+)]
+pub(crate) struct SoakArgs {
+    /// tiny:FAMILY, demo, a folder or a .gguf file
+    #[arg(long, value_name = "tiny:FAMILY|demo|PATH", default_value = "demo")]
+    pub(crate) model: String,
+    /// Layers (tiny models)
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<usize>,
+    /// Every n-th layer attends to everything (tiny models)
+    #[arg(long, value_name = "N")]
+    pub(crate) interval: Option<usize>,
+    /// Experts (tiny models)
+    #[arg(long, value_name = "N")]
+    pub(crate) experts: Option<usize>,
+    /// Width (tiny models)
+    #[arg(long, value_name = "N")]
+    pub(crate) hidden: Option<usize>,
+    /// No recurrent layers (tiny models)
+    #[arg(long)]
+    pub(crate) attention_only: bool,
+    /// What runs beside the long completion
+    #[arg(long, value_enum, default_value_t = SoakMode::Single)]
+    pub(crate) mode: SoakMode,
+    /// Rows, the long one included [default: 1, or 4 for batch and churn]
+    #[arg(long, value_name = "R")]
+    pub(crate) rows: Option<usize>,
+    /// Tokens of the long completion
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub(crate) tokens: usize,
+    /// Tokens between reports [default: a twentieth]
+    #[arg(long, value_name = "N")]
+    pub(crate) report_every: Option<usize>,
+    /// Where to run
+    #[arg(long, value_enum, default_value_t = SoakDevice::Cpu)]
+    pub(crate) device: SoakDevice,
+    /// The most live and cached buffers
+    #[arg(long, value_name = "N", default_value_t = 499_000)]
+    pub(crate) resource_limit: usize,
+    /// The longest sequence, beyond what the model was made for if need be
+    #[arg(long, value_name = "N")]
+    pub(crate) context: Option<usize>,
+    /// Live buffers per token that are called growth
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub(crate) fail_slope: f64,
+    /// Seed of the weights and of the churn
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    pub(crate) seed: u64,
+    /// Plant a historical leak
+    #[cfg(feature = "leak-lab")]
+    #[arg(long, value_enum)]
+    pub(crate) inject: Option<Inject>,
+    /// Make the equality check an error again, which ends the run at the first link
+    #[cfg(feature = "leak-lab")]
+    #[arg(long, requires = "inject")]
+    pub(crate) strict: bool,
+    /// Drop the planted chains every N tokens
+    #[cfg(feature = "leak-lab")]
+    #[arg(long, value_name = "N", requires = "inject")]
+    pub(crate) heal_every: Option<usize>,
+    /// Write the outcome as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json_out: Option<PathBuf>,
+    /// Draw live buffers over tokens
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct InspectArgs {
+    /// A folder, a .gguf file, or demo
+    #[arg(value_name = "PATH")]
+    pub(crate) path: String,
+    /// List every tensor
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,65 @@
+//! From the value of `--model` to a model that reads tokens, with a bar while it loads.
+
+use std::path::Path;
+use std::time::Instant;
+
+use longrun_lm::Result;
+use longrun_lm::array::{CpuDevice, CpuOptions, Device, Limits, NullDevice};
+use longrun_lm::cache::Room;
+use longrun_lm::checkpoint::EmbeddedFile;
+use longrun_lm::executor::{Executor, Setup};
+use longrun_lm::source::{ModelName, ModelSource};
+use longrun_lm::tiny::TinyShape;
+
+use crate::args::CpuArgs;
+use crate::show;
+
+/// The storyteller inside of this program.
+pub(crate) const DEMO: &[EmbeddedFile] = &[
+    ("config.json", include_bytes!("../../../models/demo/config.json")),
+    ("generation_config.json", include_bytes!("../../../models/demo/generation_config.json")),
+    ("tokenizer.json", include_bytes!("../../../models/demo/tokenizer.json")),
+    ("tokenizer_config.json", include_bytes!("../../../models/demo/tokenizer_config.json")),
+    ("model.safetensors", include_bytes!("../../../models/demo/model.safetensors")),
+];
+
+/// The model that a name stands for.
+pub(crate) fn name(text: &str, shape: TinyShape) -> ModelName<'_> {
+    match text.strip_prefix("tiny:") {
+        Some(family) => ModelName::Tiny(family, shape),
+        None if text == "demo" && !Path::new(text).exists() => ModelName::Embedded(DEMO),
+        None => ModelName::Path(Path::new(text)),
+    }
+}
+
+/// A CPU device.
+pub(crate) fn cpu(args: CpuArgs) -> Box<dyn Device> {
+    let threads = args.threads.map_or(0, usize::from);
+    Box::new(CpuDevice::new(CpuOptions { threads, exact: args.exact, ..CpuOptions::default() }))
+}
+
+/// A device that runs nothing.
+pub(crate) fn null() -> Box<dyn Device> {
+    Box::new(NullDevice::new())
+}
+
+/// Loads the weights. Gives the seconds that it took, too.
+pub(crate) fn load(
+    source: &ModelSource,
+    device: Box<dyn Device>,
+    room: Room,
+    limits: Limits,
+    seed: u64,
+) -> Result<(Executor, f64)> {
+    let start = Instant::now();
+    let bar = show::bar("loading");
+    let report = |read: usize, all: usize| {
+        bar.set_length(all as u64);
+        bar.set_position(read as u64);
+    };
+    let setup = Setup { room, per_token: false, limits };
+    let weights = source.weights(seed);
+    let exec = Executor::new(device, &source.config, weights, setup, &report);
+    bar.finish_and_clear();
+    Ok((exec?, start.elapsed().as_secs_f64()))
+}
