@@ -58,6 +58,12 @@ pub enum Error {
         /// After it.
         after: usize,
     },
+    /// What was asked for must not happen under a step in flight.
+    #[error("{steps} steps are in flight: wait for them first")]
+    InFlight {
+        /// Launched and not yet waited for.
+        steps: u64,
+    },
     /// More steps were launched than may be in flight, or a ticket was asked for twice.
     #[error("ticket {ticket} is not in flight")]
     Ticket {

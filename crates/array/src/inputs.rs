@@ -77,7 +77,7 @@ pub struct RowInput<'a> {
     pub slot: u32,
     /// Which of its tokens have a result.
     pub wanted: Wanted,
-    /// Its block tables, at most as long as their widths.
+    /// Its block tables, at most as long as their widths. Reading a position whose block is missing fails the step.
     pub tables: [&'a [u32]; TABLES],
 }
 
@@ -99,7 +99,6 @@ impl Inputs {
     pub fn begin(&mut self, key: Key) {
         self.key = key;
         self.layout = InputLayout::new(key, self.layout.widths);
-        debug_assert!(self.layout.words() <= self.words.len(), "inputs were made too small");
         self.words[..HEADER].fill(0);
     }
 
@@ -121,9 +120,14 @@ impl Inputs {
     /// Adds a row behind those already there.
     ///
     /// # Errors
-    /// The key has no room for it, it is empty, or a table is longer than its width.
+    /// The key has no room for it, it is empty, a table is longer than its width, or the inputs were made for smaller
+    /// keys than that of the step.
     pub fn push(&mut self, row: RowInput<'_>) -> Result<()> {
         let l = self.layout;
+        if l.words() > self.words.len() {
+            let (want, have) = (l.words(), self.words.len());
+            return Err(Error::Inputs(format!("a step of {want} words does not fit into {have}")));
+        }
         let [t, r, o] = [self.words[0], self.words[1], self.words[2]].map(|n| n as usize);
         let n = row.ids.len();
         let outs = match row.wanted {
@@ -138,8 +142,9 @@ impl Inputs {
                 l.tokens, l.rows, l.outputs
             )));
         }
-        if row.past + n > u32::MAX as usize {
-            return Err(Error::Inputs(format!("position {} is too large", row.past + n)));
+        let end = row.past.saturating_add(n);
+        if end > u32::MAX as usize {
+            return Err(Error::Inputs(format!("position {end} is too large")));
         }
         let (mut at, w) = (HEADER, &mut self.words);
         w[at + t..at + t + n].copy_from_slice(row.ids);
@@ -159,7 +164,10 @@ impl Inputs {
                 return Err(Error::Inputs(format!("table {i} has {have} entries, room is {room}")));
             }
             let start = l.table_at(i) + r * l.widths[i];
-            w[start..start + table.len()].copy_from_slice(table);
+            let entries = &mut w[start..start + l.widths[i]];
+            entries[..table.len()].copy_from_slice(table);
+            // Not the blocks of an earlier step's row: no state has this block.
+            entries[table.len()..].fill(u32::MAX);
         }
         w[0] = (t + n) as u32;
         w[1] = (r + 1) as u32;

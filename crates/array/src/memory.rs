@@ -15,7 +15,7 @@ pub(crate) struct Buffer {
     pub(crate) id: BufferId,
     pub(crate) bytes: usize,
     tag: Tag,
-    memory: Memory,
+    pub(crate) memory: Memory,
 }
 
 impl Drop for Buffer {
@@ -39,11 +39,18 @@ struct Retired {
 }
 
 pub(crate) struct Inner {
+    ledger: Ledger,
     pub(crate) device: Box<dyn Device>,
     /// Number of the next step; all before it were launched.
     pub(crate) issued: u64,
     /// All steps before this one have finished.
     pub(crate) finished: u64,
+    /// Buffers that have an owner, each with a number that no other owner ever has. A freed buffer that is reused keeps
+    /// its id, so an id alone does not tell whose memory it is.
+    owners: BTreeMap<BufferId, u64>,
+    next_owner: u64,
+    /// Counts buffers that lost their owner: unchanged means that [`Inner::owners`] holds what it held.
+    pub(crate) releases: u64,
     retired: Vec<Retired>,
     /// Freed buffers by exact size.
     cache: BTreeMap<usize, Vec<BufferId>>,
@@ -54,9 +61,13 @@ pub(crate) struct Inner {
 impl Memory {
     pub(crate) fn new(device: Box<dyn Device>, ledger: Ledger, cache_limit: usize) -> Self {
         let inner = Inner {
+            ledger: ledger.clone(),
             device,
             issued: 0,
             finished: 0,
+            owners: BTreeMap::new(),
+            next_owner: 0,
+            releases: 0,
             retired: Vec::new(),
             cache: BTreeMap::new(),
             cached_bytes: 0,
@@ -72,80 +83,132 @@ impl Memory {
 
     pub(crate) fn allocate(&self, bytes: usize, tag: Tag, growth: Growth) -> Result<Buffer> {
         let mut inner = self.lock();
-        let reused = inner.take_cached(bytes, &self.ledger);
-        let id = match reused {
+        let id = match inner.reuse(bytes)? {
             Some(id) => id,
-            None => {
-                if self.ledger.admit(bytes, tag).is_err() {
-                    inner.drop_cache(&self.ledger);
-                    self.ledger.admit(bytes, tag)?;
-                }
-                inner.device.allocate(bytes).ok_or_else(|| Error::Memory {
-                    device: inner.device.name(),
-                    bytes,
-                    tag: tag.name(),
-                })?
-            }
+            None => inner.allocate(bytes, tag)?,
         };
+        let owner = inner.next_owner;
+        inner.next_owner += 1;
+        inner.owners.insert(id, owner);
         self.ledger.count_new(bytes, tag, growth);
         Ok(Buffer { id, bytes, tag, memory: self.clone() })
     }
 
+    /// Whether both are handles on one device.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     fn release(&self, id: BufferId, bytes: usize, tag: Tag) {
         let mut inner = self.lock();
+        inner.owners.remove(&id);
+        inner.releases += 1;
         if inner.finished < inner.issued {
             let until = Ticket(inner.issued - 1);
             self.ledger.count_retired(bytes);
             inner.retired.push(Retired { id, bytes, tag, until });
         } else {
-            inner.give_back(id, bytes, tag, &self.ledger);
+            inner.give_back(id, bytes, tag);
+        }
+    }
+}
+
+/// What freed memory is overwritten with before it is reused, a piece at a time.
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+
+impl Inner {
+    /// Steps that were launched and not yet waited for.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.issued - self.finished
+    }
+
+    /// An error if a step is in flight.
+    pub(crate) fn idle(&self) -> Result<()> {
+        match self.in_flight() {
+            0 => Ok(()),
+            steps => Err(Error::InFlight { steps }),
         }
     }
 
+    /// The owner of a buffer now, if it has one.
+    pub(crate) fn owner(&self, id: BufferId) -> Option<u64> {
+        self.owners.get(&id).copied()
+    }
+
     /// Notes that all steps up to `ticket` have finished; frees what waited for them.
-    pub(crate) fn settle(&self, inner: &mut Inner, ticket: Ticket) {
-        inner.finished = inner.finished.max(ticket.0 + 1);
+    pub(crate) fn settle(&mut self, ticket: Ticket) {
+        self.finished = self.finished.max(ticket.0 + 1);
         let mut i = 0;
-        while i < inner.retired.len() {
-            if inner.retired[i].until.0 < inner.finished {
-                let r = inner.retired.swap_remove(i);
+        while i < self.retired.len() {
+            if self.retired[i].until.0 < self.finished {
+                let r = self.retired.swap_remove(i);
                 self.ledger.count_settled(r.bytes);
-                inner.give_back(r.id, r.bytes, r.tag, &self.ledger);
+                self.give_back(r.id, r.bytes, r.tag);
             } else {
                 i += 1;
             }
         }
     }
-}
 
-impl Inner {
-    fn take_cached(&mut self, bytes: usize, ledger: &Ledger) -> Option<BufferId> {
-        let ids = self.cache.get_mut(&bytes)?;
-        let id = ids.pop()?;
+    /// Waits for all steps in flight, whose results nobody will read, and frees what waited for them.
+    pub(crate) fn finish(&mut self) {
+        for ticket in (self.finished..self.issued).map(Ticket) {
+            // A step that failed has finished too.
+            let _ = self.device.wait(ticket);
+            self.settle(ticket);
+        }
+    }
+
+    /// A cached buffer of exactly `bytes`, zeroed.
+    fn reuse(&mut self, bytes: usize) -> Result<Option<BufferId>> {
+        let Some(ids) = self.cache.get_mut(&bytes) else { return Ok(None) };
+        let id = ids.pop();
         if ids.is_empty() {
             self.cache.remove(&bytes);
         }
+        let Some(id) = id else { return Ok(None) };
         self.cached_bytes -= bytes;
-        ledger.count_uncached(bytes);
-        Some(id)
+        self.ledger.count_uncached(bytes);
+        for at in (0..bytes).step_by(ZEROS.len()) {
+            let len = ZEROS.len().min(bytes - at);
+            if let Err(what) = self.device.upload(id, at, &ZEROS[..len]) {
+                self.device.free(id);
+                return Err(Error::Device(what));
+            }
+        }
+        Ok(Some(id))
     }
 
-    fn give_back(&mut self, id: BufferId, bytes: usize, tag: Tag, ledger: &Ledger) {
-        ledger.count_freed(bytes, tag);
-        if self.cached_bytes + bytes <= self.cache_limit {
+    /// A new buffer. What is cached goes before anything is refused.
+    fn allocate(&mut self, bytes: usize, tag: Tag) -> Result<BufferId> {
+        if self.ledger.admit(bytes, tag).is_err() {
+            self.drop_cache();
+            self.ledger.admit(bytes, tag)?;
+        }
+        if let Some(id) = self.device.allocate(bytes) {
+            return Ok(id);
+        }
+        self.drop_cache();
+        let id = self.device.allocate(bytes);
+        id.ok_or_else(|| Error::Memory { device: self.device.name(), bytes, tag: tag.name() })
+    }
+
+    fn give_back(&mut self, id: BufferId, bytes: usize, tag: Tag) {
+        self.ledger.count_freed(bytes, tag);
+        if bytes <= self.cache_limit - self.cached_bytes {
             self.cache.entry(bytes).or_default().push(id);
             self.cached_bytes += bytes;
-            ledger.count_cached(bytes);
+            self.ledger.count_cached(bytes);
         } else {
             self.device.free(id);
         }
     }
 
-    fn drop_cache(&mut self, ledger: &Ledger) {
+    fn drop_cache(&mut self) {
         for (bytes, ids) in std::mem::take(&mut self.cache) {
             for id in ids {
                 self.device.free(id);
-                ledger.count_uncached(bytes);
+                self.ledger.count_uncached(bytes);
             }
         }
         self.cached_bytes = 0;
@@ -154,8 +217,6 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        for ids in std::mem::take(&mut self.cache).into_values() {
-            ids.into_iter().for_each(|id| self.device.free(id));
-        }
+        self.drop_cache();
     }
 }

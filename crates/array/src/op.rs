@@ -98,8 +98,8 @@ pub enum Op {
         window: Option<usize>,
         softcap: Option<f32>,
     },
-    /// Causal depthwise convolution over each row's tokens, then `f`; `taps` is `[K, cols]`, oldest first. The state
-    /// holds the last `K - 1` inputs.
+    /// Causal depthwise convolution over each row's tokens, then `f`: silu, or `Scale(1.0)` for nothing; `taps` is
+    /// `[K, cols]`, oldest first. The state holds the last `K - 1` inputs.
     Conv { x: Id, taps: WeightRef, state: StateRef, f: Map },
     /// `exp(c[t] - c[t-1])`, a decay in (0, 1] -> `[T, cols]`, where `c` is the running sum of
     /// `neg_a * softplus(x + bias)` since the last position that is a multiple of [`SUM_BLOCK`], added in f64 and
@@ -265,16 +265,17 @@ impl Op {
     /// The shape of the tensor it makes, `None` if it makes none; or what is wrong with its arguments.
     pub fn shape(&self, of: impl Fn(Id) -> Shape) -> Result<Option<Shape>, String> {
         let shape = match *self {
-            Self::Embed { table, .. } => Shape::tokens(matrix(table)?.cols),
+            Self::Embed { table, .. } => Shape::tokens(plain_matrix(table)?.cols),
             Self::RopeTable { freq, .. } => Shape::tokens(2 * vector(freq)?),
             Self::Columns { x, start, cols } => {
                 let s = of(x);
-                ensure(cols > 0 && start + cols <= s.cols, || {
-                    format!("columns {start}..{} of {}", start + cols, s.cols)
+                let end = start.saturating_add(cols);
+                ensure(cols > 0 && end <= s.cols, || {
+                    format!("columns {start}..{end} of {}", s.cols)
                 })?;
                 Shape { cols, ..s }
             }
-            Self::TakeOutputs { x } => Shape { rows: Axis::Outputs, cols: of(x).cols },
+            Self::TakeOutputs { x } => Shape { rows: Axis::Outputs, ..tokens(of(x))? },
             Self::Add { a, b } => same(of(a), of(b))?,
             Self::Apply { x, .. } => of(x),
             Self::Gate { gate, x, .. } => {
@@ -300,11 +301,11 @@ impl Op {
                 ensure(of(x).cols == g.cols, || {
                     format!("x has {} columns, experts want {}", of(x).cols, g.cols)
                 })?;
-                Shape { cols: of(routing).cols / 2 * g.rows, ..of(x) }
+                Shape { cols: ranks(of(x), of(routing))? * g.rows, ..of(x) }
             }
             Self::ExpertsDown { x, routing, down } => {
                 let d = matrix(down)?;
-                let k = of(routing).cols / 2;
+                let k = ranks(of(x), of(routing))?;
                 ensure(of(x).cols == k * d.cols, || {
                     format!("x has {} columns, {k} experts of {} want more", of(x).cols, d.cols)
                 })?;
@@ -312,6 +313,7 @@ impl Op {
             }
             Self::Rope { x, table, dim, .. } => {
                 let t = of(table);
+                same_rows(of(x), t)?;
                 ensure(t.cols <= dim, || format!("{} rotated columns in heads of {dim}", t.cols))?;
                 groups(of(x), dim)?
             }
@@ -320,24 +322,17 @@ impl Op {
                 ensure(!matches!(state.kind, StateKind::Slots { .. }), || {
                     "wants a paged state".into()
                 })?;
-                ensure(of(x).cols == unit, || {
+                ensure(tokens(of(x))?.cols == unit, || {
                     format!("x has {} columns, the state wants {unit}", of(x).cols)
                 })?;
                 return Ok(None);
             }
             Self::Attention { q, keys, values, heads, window, .. } => {
-                attention(of(q), keys, values, heads, window)?
+                attention(tokens(of(q))?, keys, values, heads, window)?
             }
-            Self::Conv { x, taps, state, .. } => {
-                let (s, taps) = (of(x), vector(taps)?);
-                ensure(taps.is_multiple_of(s.cols) && taps >= s.cols, || {
-                    format!("{taps} taps for {} columns", s.cols)
-                })?;
-                slots(state, taps - s.cols)?;
-                s
-            }
+            Self::Conv { x, taps, state, f } => conv(tokens(of(x))?, taps, state, f)?,
             Self::Decay { x, neg_a, bias, state } => {
-                let s = of(x);
+                let s = tokens(of(x))?;
                 let (a, b) = (vector(neg_a)?, vector(bias)?);
                 slots(state, 2 * s.cols)?;
                 ensure(a == s.cols && b == s.cols, || {
@@ -346,12 +341,14 @@ impl Op {
                 s
             }
             Self::DeltaRule { q, k, v, decay, beta, state, heads } => {
-                let cols = [q, k, v, decay, beta].map(|id| of(id).cols);
+                let args = [q, k, v, decay, beta].map(of);
+                args.into_iter().try_for_each(|s| tokens(s).map(|_| ()))?;
+                let cols = args.map(|s| s.cols);
                 let want = [heads.keys(), heads.keys(), heads.values(), heads.hv, heads.hv];
                 ensure(cols == want, || format!("columns {cols:?}, wants {want:?}"))?;
                 ensure(heads.hv.is_multiple_of(heads.hk), || "value heads per key head".into())?;
                 slots(state, heads.hv * heads.dk * heads.dv)?;
-                of(v)
+                args[2]
             }
             Self::Emit { .. } => return Ok(None),
         };
@@ -361,6 +358,23 @@ impl Op {
 
 fn ensure(ok: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if ok { Ok(()) } else { Err(what()) }
+}
+
+/// A row of these operations is a token at a position, not a wanted result.
+fn tokens(s: Shape) -> Result<Shape, String> {
+    ensure(s.rows == Axis::Tokens, || "wants all tokens, has the wanted results only".into())?;
+    Ok(s)
+}
+
+fn same_rows(a: Shape, b: Shape) -> Result<(), String> {
+    ensure(a.rows == b.rows, || format!("rows of {:?} and of {:?}", a.rows, b.rows))
+}
+
+/// How many experts a row of `x` is routed to.
+fn ranks(x: Shape, routing: Shape) -> Result<usize, String> {
+    same_rows(x, routing)?;
+    ensure(routing.cols.is_multiple_of(2), || format!("a routing of {} columns", routing.cols))?;
+    Ok(routing.cols / 2)
 }
 
 fn same(a: Shape, b: Shape) -> Result<Shape, String> {
@@ -382,8 +396,7 @@ fn norm(s: Shape, weight: WeightRef, group: usize) -> Result<Shape, String> {
 }
 
 fn linear(s: Shape, weight: WeightRef, bias: Option<WeightRef>) -> Result<Shape, String> {
-    let m = matrix(weight)?;
-    ensure(m.experts == 1, || "a stack of experts is not one matrix".into())?;
+    let m = plain_matrix(weight)?;
     ensure(s.cols == m.cols, || format!("x has {} columns, the matrix wants {}", s.cols, m.cols))?;
     if let Some(bias) = bias {
         let len = vector(bias)?;
@@ -411,6 +424,18 @@ fn attention(
     Ok(Shape { cols: heads * dv, ..q })
 }
 
+fn conv(x: Shape, taps: WeightRef, state: StateRef, f: Map) -> Result<Shape, String> {
+    ensure(matches!(f, Map::Silu) || f == Map::Scale(1.0), || {
+        format!("{f:?} after a convolution: silu and nothing are what there is")
+    })?;
+    let taps = vector(taps)?;
+    ensure(taps.is_multiple_of(x.cols) && taps >= x.cols, || {
+        format!("{taps} taps for {} columns", x.cols)
+    })?;
+    slots(state, taps - x.cols)?;
+    Ok(x)
+}
+
 fn slots(state: StateRef, want: usize) -> Result<(), String> {
     ensure(state.kind == StateKind::Slots { len: want }, || {
         format!("the state is {:?}, wants slots of {want}", state.kind)
@@ -422,6 +447,12 @@ fn matrix(w: WeightRef) -> Result<crate::device::MatrixSpec, String> {
         WeightKind::Matrix(spec) => Ok(spec),
         WeightKind::Vector { len } => Err(format!("wants a matrix, has a vector of {len}")),
     }
+}
+
+fn plain_matrix(w: WeightRef) -> Result<crate::device::MatrixSpec, String> {
+    let m = matrix(w)?;
+    ensure(m.experts == 1, || "a stack of experts is not one matrix".into())?;
+    Ok(m)
 }
 
 fn vector(w: WeightRef) -> Result<usize, String> {

@@ -3,12 +3,13 @@
 //! Owns the promise of this crate: [`Runtime::launch`] checks after every step, in every build, that the number of
 //! live buffers is what it was before. Plans are made in [`Runtime::prepare`], and nowhere else.
 
-use crate::device::{Device, IN_FLIGHT, PlanId, Shared, Ticket};
+use crate::device::{BufferId, Device, IN_FLIGHT, PlanId, Shared, Ticket};
+use crate::dims::{Axis, Shape};
 use crate::error::{Error, Result};
 use crate::inputs::{InputLayout, Inputs, TABLES};
 use crate::key::Key;
 use crate::ledger::{Growth, Ledger, Tag, Usage};
-use crate::memory::{Buffer, Memory};
+use crate::memory::{Buffer, Inner, Memory};
 use crate::plan::Plan;
 use crate::step::{Record, record};
 
@@ -32,13 +33,46 @@ impl Default for Limits {
 }
 
 /// What is known of a compiled plan without asking the device.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Entry {
     id: PlanId,
     ids: usize,
     slots: usize,
-    /// Columns of the result; 0 without one.
-    cols: usize,
+    layout: InputLayout,
+    result: Option<Shape>,
+    /// Its weights and states, each with its owner when the plan was made.
+    buffers: Vec<(BufferId, u64)>,
+    /// The count of releases at which these owners were last seen alive.
+    seen: u64,
+}
+
+impl Entry {
+    fn new(plan: &Plan, inner: &Inner) -> Result<Self> {
+        let owned = |&b: &BufferId| Some((b, inner.owner(b)?));
+        let buffers = plan.buffers.iter().map(owned).collect::<Option<_>>().ok_or(Error::Freed)?;
+        let Plan { ids, slots, layout, result, .. } = *plan;
+        Ok(Self { id: PlanId(0), ids, slots, layout, result, buffers, seen: inner.releases })
+    }
+
+    /// Checks that the plan's memory still belongs to those who had it when the plan was made.
+    fn check_owners(&mut self, inner: &Inner) -> Result<()> {
+        if self.seen != inner.releases {
+            let same = |(b, owner): &(BufferId, u64)| inner.owner(*b) == Some(*owner);
+            if !self.buffers.iter().all(same) {
+                return Err(Error::Freed);
+            }
+            self.seen = inner.releases;
+        }
+        Ok(())
+    }
+
+    /// Numbers of the result of a step.
+    fn numbers(&self, inputs: &Inputs) -> usize {
+        self.result.map_or(0, |s| match s.rows {
+            Axis::Tokens => s.cols * inputs.ragged().tokens,
+            Axis::Outputs => s.cols * inputs.results(),
+        })
+    }
 }
 
 struct Io {
@@ -54,6 +88,8 @@ pub struct Runtime {
     io: Option<Io>,
     widths: [usize; TABLES],
     input_words: usize,
+    /// Numbers of the results in the ring.
+    results: [usize; IN_FLIGHT],
     #[cfg(feature = "leak-lab")]
     pub(crate) lab: crate::lab::Lab,
 }
@@ -68,6 +104,7 @@ impl Runtime {
             io: None,
             widths: [0; TABLES],
             input_words: 0,
+            results: [0; IN_FLIGHT],
             #[cfg(feature = "leak-lab")]
             lab: crate::lab::Lab::default(),
         }
@@ -106,7 +143,8 @@ impl Runtime {
     /// `widths` are the entries a row of each block table.
     ///
     /// # Errors
-    /// The model is wrong (with its source line), or memory or objects run out.
+    /// A step is in flight, the model is wrong (with its source line) or holds what was freed, or memory or objects
+    /// run out. After any but the first there are no plans.
     pub fn prepare(
         &mut self,
         model: &dyn Record,
@@ -116,9 +154,13 @@ impl Runtime {
         if keys.len() > MOST_PLANS {
             return Err(Error::TooManyPlans { asked: keys.len(), most: MOST_PLANS });
         }
+        self.memory.lock().idle()?;
         self.discard_plans();
+        let mut keys = keys.to_vec();
+        keys.sort_unstable();
+        keys.dedup();
         let mut plans = Vec::with_capacity(keys.len());
-        for &key in keys {
+        for key in keys {
             let nodes = record(key, |step| model.record(step))?;
             let layout = InputLayout::new(key, widths);
             plans.push(Plan::new(key, nodes, layout, &*self.memory.lock().device));
@@ -133,10 +175,10 @@ impl Runtime {
         self.widths = widths;
         self.input_words = plans.iter().map(|p| p.layout.words()).max().unwrap_or(0);
         for plan in plans {
-            let (key, ids, slots) = (plan.key, plan.ids, plan.slots);
-            let cols = plan.result.map_or(0, |s| s.cols);
-            let id = self.memory.lock().device.compile(plan, shared).map_err(Error::Device)?;
-            self.plans[key.index()] = Some(Entry { id, ids, slots, cols });
+            let mut inner = self.memory.lock();
+            let (key, entry) = (plan.key, Entry::new(&plan, &inner)?);
+            let id = inner.device.compile(plan, shared).map_err(Error::Device)?;
+            self.plans[key.index()] = Some(Entry { id, ..entry });
         }
         Ok(())
     }
@@ -172,25 +214,41 @@ impl Runtime {
     /// Starts a step. At most [`IN_FLIGHT`] steps may be launched and not yet waited for.
     ///
     /// # Errors
-    /// No plan was prepared, the inputs are inconsistent, a kernel failed, or the number of live buffers changed.
+    /// No plan was prepared or it names freed memory, the inputs are inconsistent or were made for other plans, too many
+    /// steps are in flight, or a kernel failed: then no step was launched. If the number of live buffers changed, all
+    /// steps in flight are waited for and their results are lost.
     pub fn launch(&mut self, inputs: &Inputs) -> Result<Ticket> {
-        let entry = self.plans[inputs.key().index()].ok_or(Error::NotPrepared(inputs.key()))?;
+        let entry = self.plans[inputs.key().index()].as_mut();
+        let entry = entry.ok_or(Error::NotPrepared(inputs.key()))?;
+        if inputs.layout != entry.layout {
+            return Err(Error::Inputs("the block tables are not as wide as the plan's".into()));
+        }
         inputs.check(entry.ids, entry.slots)?;
         let before = self.memory.ledger.live();
         let ticket = {
             let mut inner = self.memory.lock();
             let ticket = Ticket(inner.issued);
-            if inner.issued - inner.finished >= IN_FLIGHT as u64 {
+            if inner.in_flight() >= IN_FLIGHT as u64 {
                 return Err(Error::Ticket { ticket: ticket.0 });
             }
+            entry.check_owners(&inner)?;
             inner.device.launch(entry.id, inputs, ticket).map_err(Error::Device)?;
             inner.issued += 1;
+            self.results[ticket.ring()] = entry.numbers(inputs);
             ticket
         };
+        let checked = self.check_replay(before);
+        if checked.is_err() {
+            // The caller gets no ticket, so nobody else could wait for this step.
+            self.memory.lock().finish();
+        }
+        checked.map(|()| ticket)
+    }
+
+    fn check_replay(&mut self, before: usize) -> Result<()> {
         #[cfg(feature = "leak-lab")]
         self.lab.advance(&self.memory)?;
-        self.check_live(before)?;
-        Ok(ticket)
+        self.check_live(before)
     }
 
     /// A replay cannot change the number of live buffers: two integers, compared after every step in every build.
@@ -217,24 +275,30 @@ impl Runtime {
             return Err(Error::Ticket { ticket: ticket.0 });
         }
         let done = inner.device.wait(ticket);
-        self.memory.settle(inner, ticket);
+        inner.settle(ticket);
         done.map_err(Error::Device)?;
+        let have = self.results[ticket.ring()];
+        if rows.len() > have {
+            let want = rows.len();
+            return Err(Error::Inputs(format!("{want} numbers of a result of {have}")));
+        }
         if rows.is_empty() {
             return Ok(());
         }
-        let io = self.io.as_ref().expect("a step was launched, so plans were prepared");
+        let io = self.io.as_ref().expect("there are plans while a step is in flight");
         let bytes = crate::bytes::of_f32_mut(rows);
         inner.device.download(io.outputs[ticket.ring()].id, 0, bytes).map_err(Error::Device)
     }
 
     /// Columns of the result of a plan; 0 without a plan or a result.
     pub fn result_cols(&self, key: Key) -> usize {
-        self.plans[key.index()].map_or(0, |e| e.cols)
+        self.plans[key.index()].as_ref().and_then(|e| e.result).map_or(0, |s| s.cols)
     }
 }
 
 impl Drop for Runtime {
     fn drop(&mut self) {
+        self.memory.lock().finish();
         self.discard_plans();
     }
 }

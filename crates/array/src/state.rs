@@ -7,7 +7,7 @@ use crate::device::BufferId;
 use crate::inputs::BLOCK;
 use crate::ledger::{Growth, Tag};
 use crate::memory::Buffer;
-use crate::{Result, Runtime};
+use crate::{Error, Result, Runtime};
 
 /// How a state is laid out. All numbers are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct StateRef {
 
 /// Memory that outlives a step.
 pub struct State {
-    _buffer: Buffer,
+    buffer: Buffer,
     pub(crate) r: StateRef,
 }
 
@@ -71,11 +71,28 @@ impl State {
         let bytes = units.saturating_mul(kind.unit()).saturating_mul(4);
         let buffer = runtime.memory().allocate(bytes, Tag::State, Growth::Admit)?;
         let r = StateRef { buffer: buffer.id, kind, table, units };
-        Ok(Self { _buffer: buffer, r })
+        Ok(Self { buffer, r })
+    }
+
+    /// All its numbers, in the layout of its [`StateKind`], as the last step has left them.
+    ///
+    /// # Errors
+    /// A step is in flight, the state belongs to another runtime, or the device failed.
+    pub fn read(&self, runtime: &Runtime) -> Result<Vec<f32>> {
+        let memory = runtime.memory();
+        if !memory.is(&self.buffer.memory) {
+            return Err(Error::Device("the state belongs to another runtime".into()));
+        }
+        let mut inner = memory.lock();
+        inner.idle()?;
+        let mut numbers = vec![0.0; self.bytes() / 4];
+        let bytes = crate::bytes::of_f32_mut(&mut numbers);
+        inner.device.download(self.r.buffer, 0, bytes).map_err(Error::Device)?;
+        Ok(numbers)
     }
 
     /// Bytes of its memory.
     pub fn bytes(&self) -> usize {
-        self._buffer.bytes
+        self.buffer.bytes
     }
 }

@@ -12,6 +12,7 @@ use std::panic::Location;
 use crate::device::BufferId;
 use crate::dims::Shape;
 use crate::error::{Error, Result};
+use crate::inputs::TABLES;
 use crate::key::{Key, Outputs};
 use crate::op::{DeltaHeads, Id, Map, Op, Scoring};
 use crate::state::{State, StateRef};
@@ -35,6 +36,7 @@ pub struct Node {
 pub(crate) struct Recording {
     pub(crate) nodes: Vec<Node>,
     opened: Vec<BufferId>,
+    emitted: bool,
     error: Option<Error>,
 }
 
@@ -119,14 +121,23 @@ impl<'s> Step<'s> {
         if rec.opened.contains(&state.r.buffer) {
             rec.fail("open", "the state is open already; pass its version on".into());
         }
+        if state.r.table >= TABLES {
+            rec.fail("open", format!("block table {} of {TABLES}", state.r.table));
+        }
         rec.opened.push(state.r.buffer);
         Version { state: state.r, brand: PhantomData }
     }
 
-    /// Makes `x` the result of the step. Without wanted results this does nothing, and what leads here is dead code.
+    /// Makes `x` the result of the step, which has one at most. Without wanted results this does nothing, and what
+    /// leads here is dead code.
     #[track_caller]
     pub fn emit(self, x: Tensor<'s>) {
         if self.key.outputs != Outputs::None {
+            let mut rec = self.recording.borrow_mut();
+            if std::mem::replace(&mut rec.emitted, true) {
+                rec.fail("emit", "the step has a result already".into());
+            }
+            drop(rec);
             let _ = self.push(Op::Emit { x: x.id });
         }
     }
@@ -134,10 +145,14 @@ impl<'s> Step<'s> {
     #[track_caller]
     fn push(self, op: Op) -> Tensor<'s> {
         let mut rec = self.recording.borrow_mut();
-        let shape = op.shape(|id| rec.shape(id)).unwrap_or_else(|what| {
-            rec.fail(op.name(), what);
-            Some(Shape::tokens(1))
-        });
+        // No closure here: it would be the caller that `fail` sees.
+        let shape = match op.shape(|id| rec.shape(id)) {
+            Ok(shape) => shape,
+            Err(what) => {
+                rec.fail(op.name(), what);
+                Some(Shape::tokens(1))
+            }
+        };
         rec.nodes.push(Node { op, shape, at: Location::caller() });
         Tensor { step: self, id: rec.nodes.len() as Id - 1 }
     }
@@ -315,7 +330,7 @@ impl<'s> Tensor<'s> {
         self.step.push(Op::Attention { q: self.id, keys, values, heads, scale, window, softcap })
     }
 
-    /// Causal depthwise convolution, then `f`; moves the row's window forward.
+    /// Causal depthwise convolution, then `f` (silu or `Scale(1.0)`); moves the row's window forward.
     #[track_caller]
     pub fn conv(self, taps: &Weight, window: Version<'s>, f: Map) -> (Self, Version<'s>) {
         let op = Op::Conv { x: self.id, taps: taps.r, state: window.state, f };

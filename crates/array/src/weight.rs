@@ -41,11 +41,11 @@ impl Weight {
     /// A matrix from its file bytes, row-major.
     ///
     /// # Errors
-    /// The bytes do not fit the shape; the object limit or the device's memory is reached.
+    /// The bytes do not fit the shape, or there are none; the object limit or the device's memory is reached.
     pub fn matrix(runtime: &Runtime, name: &str, spec: MatrixSpec, rows: &[u8]) -> Result<Self> {
         let bad = |what: String| Error::Weight { name: name.into(), what };
         let want = spec.format.row_bytes(spec.cols).and_then(|b| {
-            b.checked_mul(spec.rows)?.checked_mul(spec.experts).filter(|_| spec.rows > 0)
+            b.checked_mul(spec.rows)?.checked_mul(spec.experts).filter(|&bytes| bytes > 0)
         });
         if want != Some(rows.len()) {
             let (have, f) = (rows.len(), spec.format.name());

@@ -87,8 +87,12 @@ impl Pool {
             >(share)
         });
         s.pending.store(self.workers.len(), Ordering::Relaxed);
-        *s.lock() = Some(task);
-        s.round.fetch_add(1, Ordering::Release);
+        {
+            // Under the lock, or a worker could look at the round, miss this one, and sleep through the call.
+            let mut slot = s.lock();
+            *slot = Some(task);
+            s.round.fetch_add(1, Ordering::Release);
+        }
         s.work.notify_all();
         let mine = catch_unwind(AssertUnwindSafe(|| share(0)));
         s.join(self.spin);

@@ -1,13 +1,15 @@
 //! The null device: runs nothing, holds nothing, counts all.
 //!
-//! For tests of bookkeeping in milliseconds, and for soaks of a million tokens. Outputs read as zeros. It can hold
-//! launched steps back until they are waited for, as a device behind the host does.
+//! For tests of bookkeeping in milliseconds, and for soaks of a million tokens. Outputs read as zeros.
 
 use std::collections::BTreeSet;
 
 use super::{BufferId, Device, MatrixSpec, PlanId, Shared, Ticket};
 use crate::inputs::Inputs;
 use crate::plan::Plan;
+
+/// What it refuses to have in one buffer: more than any machine addresses.
+const MOST_BYTES: usize = 1 << 48;
 
 /// A device that runs nothing.
 #[derive(Default)]
@@ -39,7 +41,10 @@ impl Device for NullDevice {
         "null (runs nothing)".into()
     }
 
-    fn allocate(&mut self, _bytes: usize) -> Option<BufferId> {
+    fn allocate(&mut self, bytes: usize) -> Option<BufferId> {
+        if bytes > MOST_BYTES {
+            return None;
+        }
         let id = BufferId(self.next);
         self.next = self.next.checked_add(1)?;
         self.alive.insert(id);

@@ -1,0 +1,192 @@
+//! Every operation, through the real runtime: its fast kernels on every instruction set and thread count against its
+//! definition, on random ragged batches; results and states both.
+
+#[path = "conformance/cases.rs"]
+mod cases;
+mod common;
+#[path = "conformance/matrices.rs"]
+mod matrices;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use cases::{Case, Rig};
+use common::{IDS, MOST_ROWS, Rng, WIDTHS, cut, script_key, script_keys, sequences};
+use longrun_array::device::{PlanId, Shared};
+use longrun_array::plan::Plan;
+use longrun_array::{
+    BufferId, CpuDevice, CpuOptions, Device, Inputs, Limits, MatrixSpec, Op, Runtime, Ticket,
+};
+
+/// One line an operation: its case, and how far its fast kernels may be from its definition, as a part of the largest
+/// number of a result (at least 1). An operation without a line does not compile.
+macro_rules! table {
+    ($($op:ident: $case:path, $tolerance:expr;)*) => {
+        #[allow(dead_code)] // compiling it is the test
+        fn every_operation_has_a_line(op: Op) {
+            match op { $(Op::$op { .. } => {})* }
+        }
+        const TABLE: &[(&str, Case, f32)] = &[$((stringify!($op), $case, $tolerance)),*];
+    };
+}
+
+table! {
+    Embed: cases::embed, 0.0;
+    RopeTable: cases::rope_table, 1e-6;
+    Columns: cases::columns, 0.0;
+    TakeOutputs: cases::take_outputs, 0.0;
+    Add: cases::add, 0.0;
+    Apply: cases::apply, 1e-6;
+    Gate: cases::gate, 1e-6;
+    RmsNorm: cases::rms_norm, 2e-6;
+    GatedRmsNorm: cases::gated_rms_norm, 2e-6;
+    UnitNorm: cases::unit_norm, 2e-6;
+    Linear: cases::linear, 1e-5;
+    Route: cases::route, 1e-6;
+    ExpertsUp: cases::experts_up, 1e-5;
+    ExpertsDown: cases::experts_down, 1e-5;
+    Rope: cases::rope, 2e-6;
+    WriteKv: cases::write_kv, 0.0;
+    Attention: cases::attention, 1e-5;
+    Conv: cases::conv, 2e-6;
+    // Two units in the last place of running sums below 256, which are rounded to f32 by definition.
+    Decay: cases::decay, 3.1e-5;
+    DeltaRule: cases::delta_rule, 1e-5;
+    Emit: cases::emit, 0.0;
+}
+
+/// Results of all steps, then all states; row by row.
+struct Outcome {
+    numbers: Vec<Vec<f32>>,
+    ops: BTreeSet<String>,
+}
+
+/// Runs a case's script on a device. The seed alone decides shapes, weights and batches.
+fn run(case: Case, seed: u64, options: CpuOptions) -> Outcome {
+    let ops = Arc::new(Mutex::new(BTreeSet::new()));
+    let device = Spy { inner: CpuDevice::new(options), ops: ops.clone() };
+    let mut rig = Rig::new(Runtime::new(Box::new(device), Limits::default()), Rng::new(seed));
+    let model = case(&mut rig);
+    let Rig { mut rt, mut rng, states } = rig;
+    rt.prepare(&model, &script_keys(), WIDTHS).unwrap();
+
+    let rows = rng.int(1, MOST_ROWS);
+    let mut sequences = sequences(&mut rng, rows, 200);
+    let mut script = cut(&mut rng, &sequences);
+    // A new sequence in a slot that was used: its record counts as zeros.
+    sequences[0].ids.reverse();
+    script.push(vec![(0, sequences[0].row(0, sequences[0].ids.len().min(3)))]);
+
+    let mut numbers = Vec::new();
+    for step in script {
+        let rows: Vec<_> = step.into_iter().map(|(_, row)| row).collect();
+        let key = script_key(&rows);
+        let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
+        let cols = rt.result_cols(key);
+        let result = common::run_step(&mut rt, key, &rows, tokens * cols).unwrap();
+        numbers.extend(result.chunks_exact(cols).map(<[f32]>::to_vec));
+    }
+    numbers.extend(states.iter().map(|state| state.read(&rt).unwrap()));
+    let ops = ops.lock().unwrap().clone();
+    Outcome { numbers, ops }
+}
+
+fn assert_close(name: &str, got: &[Vec<f32>], want: &[Vec<f32>], tolerance: f32) {
+    assert_eq!(got.len(), want.len());
+    for (row, (got, want)) in got.iter().zip(want).enumerate() {
+        assert_eq!(got.len(), want.len());
+        let peak = want.iter().fold(1.0_f32, |peak, x| peak.max(x.abs()));
+        for (col, (got, want)) in got.iter().zip(want).enumerate() {
+            let near = (got - want).abs() <= tolerance * peak;
+            assert!(near, "{name}: row {row} column {col}: {got}, defined as {want}");
+        }
+    }
+}
+
+fn bits(numbers: &[Vec<f32>]) -> impl Iterator<Item = u32> {
+    numbers.iter().flatten().map(|x| x.to_bits())
+}
+
+#[test]
+fn fast_kernels_agree_with_the_definitions_and_with_each_other() {
+    for (name, case, tolerance) in TABLE {
+        for seed in 1..=3 {
+            let want = run(*case, seed, common::definition());
+            let snake = |op: &String| op.replace('_', "") == name.to_lowercase();
+            assert!(want.ops.iter().any(snake), "the case of {name} has {:?}", want.ops);
+            assert!(bits(&want.numbers).any(|x| x != 0), "{name}: all zeros");
+            let mut first = None;
+            for options in common::machines(true) {
+                let got = run(*case, seed, options).numbers;
+                assert_close(&format!("{name} {options:?}"), &got, &want.numbers, *tolerance);
+                let first = first.get_or_insert_with(|| got.clone());
+                assert!(bits(&got).eq(bits(first)), "{name} {options:?}: other bits");
+            }
+        }
+    }
+}
+
+#[test]
+fn scripts_cover_what_they_should() {
+    let (mut mixed, mut longest, mut wide) = (false, 0, 0);
+    for seed in 1..=3 {
+        let mut rng = Rng::new(seed);
+        for step in {
+            let s = sequences(&mut rng, MOST_ROWS, 200);
+            cut(&mut rng, &s)
+        } {
+            let counts: Vec<_> = step.iter().map(|(_, row)| row.ids.len()).collect();
+            mixed |= counts.contains(&1) && counts.iter().any(|n| *n > 1);
+            longest = longest.max(step.iter().map(|(_, row)| row.past).max().unwrap());
+            wide = wide.max(counts.len());
+            assert!(step.iter().all(|(_, row)| row.ids.iter().all(|id| (*id as usize) < IDS)));
+        }
+    }
+    assert!(mixed && longest > 150 && wide == MOST_ROWS, "{mixed} {longest} {wide}");
+}
+
+/// Notes which operations reach the device.
+struct Spy {
+    inner: CpuDevice,
+    ops: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Device for Spy {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn allocate(&mut self, bytes: usize) -> Option<BufferId> {
+        self.inner.allocate(bytes)
+    }
+    fn free(&mut self, buffer: BufferId) {
+        self.inner.free(buffer);
+    }
+    fn upload(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<(), String> {
+        self.inner.upload(buffer, offset, bytes)
+    }
+    fn download(&mut self, b: BufferId, offset: usize, bytes: &mut [u8]) -> Result<(), String> {
+        self.inner.download(b, offset, bytes)
+    }
+    fn matrix_bytes(&self, spec: &MatrixSpec) -> Option<usize> {
+        self.inner.matrix_bytes(spec)
+    }
+    fn load_matrix(&mut self, b: BufferId, spec: &MatrixSpec, rows: &[u8]) -> Result<(), String> {
+        self.inner.load_matrix(b, spec, rows)
+    }
+    fn scratch_bytes(&self, plan: &Plan, node: usize, rows: usize) -> usize {
+        self.inner.scratch_bytes(plan, node, rows)
+    }
+    fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {
+        self.ops.lock().unwrap().extend(plan.nodes.iter().map(|n| n.op.name().to_owned()));
+        self.inner.compile(plan, shared)
+    }
+    fn discard(&mut self, plan: PlanId) {
+        self.inner.discard(plan);
+    }
+    fn launch(&mut self, plan: PlanId, inputs: &Inputs, ticket: Ticket) -> Result<(), String> {
+        self.inner.launch(plan, inputs, ticket)
+    }
+    fn wait(&mut self, ticket: Ticket) -> Result<(), String> {
+        self.inner.wait(ticket)
+    }
+}

@@ -1,0 +1,298 @@
+//! One small step an operation: random shapes, random weights, states where it wants them.
+
+use std::sync::Arc;
+
+use longrun_array::{
+    AttentionSpec, Delta, DeltaHeads, Format, Map, Record, Runtime, Scoring, State, StateKind,
+    Step, Tensor, Weight,
+};
+
+use crate::common::{IDS, MOST_ROWS, MOST_WINDOW, Rng, SLOTS, WIDTHS, random_matrix, spec};
+
+/// Where a case makes its weights and states.
+pub(crate) struct Rig {
+    pub(crate) rt: Runtime,
+    pub(crate) rng: Rng,
+    /// All states, to be compared after the last step.
+    pub(crate) states: Vec<Arc<State>>,
+}
+
+/// Makes the step of a case.
+pub(crate) type Case = fn(&mut Rig) -> Model;
+
+/// The step of a case; its tensor is the result.
+pub(crate) struct Model(Box<dyn for<'s> Fn(Step<'s>) -> Tensor<'s>>);
+
+impl Record for Model {
+    fn record<'s>(&self, step: Step<'s>) {
+        step.emit((self.0)(step));
+    }
+}
+
+fn model(f: impl for<'s> Fn(Step<'s>) -> Tensor<'s> + 'static) -> Model {
+    Model(Box::new(f))
+}
+
+/// Every function of one number.
+const MAPS: [Map; 5] =
+    [Map::Silu, Map::GeluTanh, Map::Sigmoid, Map::Scale(-1.5), Map::Softcap(0.7)];
+
+impl Rig {
+    pub(crate) fn new(rt: Runtime, rng: Rng) -> Self {
+        Self { rt, rng, states: Vec::new() }
+    }
+
+    fn matrix(&mut self, format: Format, experts: usize, rows: usize, cols: usize) -> Weight {
+        random_matrix(&self.rt, &mut self.rng, spec(format, experts, rows, cols)).0
+    }
+
+    /// What tokens look their `cols` numbers up in.
+    fn table(&mut self, cols: usize) -> Weight {
+        self.matrix(Format::F32, 1, IDS, cols)
+    }
+
+    fn vector(&mut self, len: usize, low: f32, high: f32) -> Weight {
+        Weight::vector(&self.rt, "vector", &self.rng.floats(len, low, high)).unwrap()
+    }
+
+    fn state(&mut self, kind: StateKind, units: usize, table: usize) -> Arc<State> {
+        let state = Arc::new(State::new(&self.rt, kind, units, table).unwrap());
+        self.states.push(state.clone());
+        state
+    }
+
+    fn cache(&mut self, heads: usize, dim: usize, dv: usize, table: usize) -> [Arc<State>; 2] {
+        let blocks = MOST_ROWS * WIDTHS[table];
+        let kinds = [StateKind::Keys { heads, dim }, StateKind::Values { heads, dim: dv }];
+        kinds.map(|kind| self.state(kind, blocks, table))
+    }
+}
+
+/// The sum of some tensors of one shape.
+fn sum<'s>(parts: impl IntoIterator<Item = Tensor<'s>>) -> Tensor<'s> {
+    parts.into_iter().reduce(|a, b| a + b).unwrap()
+}
+
+pub(crate) fn embed(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 70);
+    let table = rig.table(cols);
+    model(move |step| step.ids().embed(&table, 1.7))
+}
+
+pub(crate) fn rope_table(rig: &mut Rig) -> Model {
+    let len = rig.rng.int(1, 20);
+    let freq = rig.vector(len, 1e-3, 1.0);
+    model(move |step| step.positions().rope_table(&freq, 0.9))
+}
+
+pub(crate) fn columns(rig: &mut Rig) -> Model {
+    let (start, cols) = (rig.rng.int(2, 20), rig.rng.int(1, 40));
+    let table = rig.table(start + cols + 3);
+    model(move |step| {
+        let x = step.ids().embed(&table, 1.0);
+        x.columns(1, start + cols).columns(start - 1, cols)
+    })
+}
+
+pub(crate) fn take_outputs(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 70);
+    let table = rig.table(cols);
+    model(move |step| step.ids().embed(&table, 1.0).take_outputs())
+}
+
+pub(crate) fn add(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 70);
+    let table = rig.table(2 * cols + 1);
+    model(move |step| {
+        let [a, _, b] = step.ids().embed(&table, 1.0).split([cols, 1, cols]);
+        a + b
+    })
+}
+
+pub(crate) fn apply(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 70);
+    let table = rig.table(5 * cols);
+    model(move |step| {
+        let parts = step.ids().embed(&table, 4.0).split([cols; 5]);
+        sum(parts.into_iter().zip(MAPS).map(|(x, f)| x.apply(f)))
+    })
+}
+
+pub(crate) fn gate(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 70);
+    let table = rig.table(6 * cols);
+    model(move |step| {
+        let x = step.ids().embed(&table, 4.0);
+        let [x, gates @ ..]: [Tensor<'_>; 6] = x.split([cols; 6]);
+        let whole = gates.into_iter().zip(MAPS).map(|(gate, f)| x.gated(gate, f));
+        let scalar = gates.into_iter().zip(MAPS).map(|(g, f)| x.gated(g.columns(0, 1), f));
+        sum(whole.chain(scalar))
+    })
+}
+
+/// A group's width and how many there are.
+fn groups(rig: &mut Rig) -> (usize, usize) {
+    (rig.rng.int(1, 40), rig.rng.int(1, 4))
+}
+
+pub(crate) fn rms_norm(rig: &mut Rig) -> Model {
+    let (group, count) = groups(rig);
+    let (table, weight) = (rig.table(group * count), rig.vector(group, -2.0, 2.0));
+    model(move |step| step.ids().embed(&table, 3.0).rms_norm(&weight, group, 1e-5))
+}
+
+pub(crate) fn gated_rms_norm(rig: &mut Rig) -> Model {
+    let (group, count) = groups(rig);
+    let (table, weight) = (rig.table(2 * group * count), rig.vector(group, -2.0, 2.0));
+    model(move |step| {
+        let [x, gate] = step.ids().embed(&table, 3.0).split([group * count; 2]);
+        x.gated_rms_norm(gate, &weight, group, 1e-5)
+    })
+}
+
+pub(crate) fn unit_norm(rig: &mut Rig) -> Model {
+    let (group, count) = groups(rig);
+    let table = rig.table(group * count);
+    model(move |step| step.ids().embed(&table, 3.0).unit_norm(group, 1e-6, 0.3))
+}
+
+pub(crate) fn linear(rig: &mut Rig) -> Model {
+    let (rows, cols) = (rig.rng.int(1, 90), rig.rng.int(1, 70));
+    let table = rig.table(cols);
+    let (with, without) =
+        (rig.matrix(Format::F32, 1, rows, cols), rig.matrix(Format::BF16, 1, rows, cols));
+    let bias = rig.vector(rows, -1.0, 1.0);
+    model(move |step| {
+        let x = step.ids().embed(&table, 1.0);
+        x.linear(&with, Some(&bias)) + x.linear(&without, None)
+    })
+}
+
+pub(crate) fn route(rig: &mut Rig) -> Model {
+    let (experts, k) = (rig.rng.int(5, 40), rig.rng.int(1, 4));
+    let table = rig.table(experts);
+    model(move |step| {
+        let x = step.ids().embed(&table, 5.0);
+        let ways = [true, false].map(|renormalize| Scoring::Softmax { renormalize });
+        sum(ways.map(|scoring| x.route(k, scoring)))
+    })
+}
+
+const SOFTMAX: Scoring = Scoring::Softmax { renormalize: true };
+
+pub(crate) fn experts_up(rig: &mut Rig) -> Model {
+    let (experts, k) = (rig.rng.int(3, 9), rig.rng.int(1, 3));
+    let (inner, cols) = (rig.rng.int(1, 90), rig.rng.int(1, 50));
+    let table = rig.table(cols + experts);
+    let [gate, up] = [0; 2].map(|_| rig.matrix(Format::F32, experts, inner, cols));
+    model(move |step| {
+        let [x, logits] = step.ids().embed(&table, 1.0).split([cols, experts]);
+        x.experts_up(logits.route(k, SOFTMAX), &gate, &up, Map::Silu)
+    })
+}
+
+pub(crate) fn experts_down(rig: &mut Rig) -> Model {
+    let (experts, k) = (rig.rng.int(3, 9), rig.rng.int(1, 3));
+    let (inner, rows) = (rig.rng.int(1, 50), rig.rng.int(1, 90));
+    let table = rig.table(k * inner + experts);
+    let down = rig.matrix(Format::F32, experts, rows, inner);
+    model(move |step| {
+        let [x, logits] = step.ids().embed(&table, 1.0).split([k * inner, experts]);
+        x.experts_down(logits.route(k, SOFTMAX), &down)
+    })
+}
+
+pub(crate) fn rope(rig: &mut Rig) -> Model {
+    let (heads, pairs, still) = (rig.rng.int(1, 4), rig.rng.int(1, 12), rig.rng.int(0, 5));
+    let dim = 2 * pairs + still;
+    let (table, freq) = (rig.table(heads * dim), rig.vector(pairs, 1e-3, 1.0));
+    model(move |step| {
+        let turns = step.positions().rope_table(&freq, 1.0);
+        let x = step.ids().embed(&table, 1.0);
+        x.rope(turns, dim, false) + x.rope(turns, dim, true)
+    })
+}
+
+pub(crate) fn write_kv(rig: &mut Rig) -> Model {
+    let (heads, dim, dv) = (rig.rng.int(1, 3), rig.rng.int(1, 30), rig.rng.int(1, 30));
+    let table = rig.table(heads * (dim + dv));
+    let states: Vec<_> = [0, 1].map(|table| rig.cache(heads, dim, dv, table)).into();
+    model(move |step| {
+        let x = step.ids().embed(&table, 1.0);
+        let [k, v] = x.split([heads * dim, heads * dv]);
+        for [keys, values] in &states {
+            let _ = (step.open(keys).write(k), step.open(values).write(v));
+        }
+        x
+    })
+}
+
+pub(crate) fn attention(rig: &mut Rig) -> Model {
+    let (kv, shared) = (rig.rng.int(1, 2), rig.rng.int(1, 3));
+    let (dim, dv, heads) = (rig.rng.int(3, 40), rig.rng.int(3, 40), kv * shared);
+    let window = rig.rng.int(1, MOST_WINDOW);
+    let table = rig.table(heads * dim + kv * (dim + dv));
+    let [full, ring] = [0, 1].map(|table| rig.cache(kv, dim, dv, table));
+    model(move |step| {
+        let x = step.ids().embed(&table, 2.0);
+        let [q, k, v] = x.split([heads * dim, kv * dim, kv * dv]);
+        let attend = |[keys, values]: &[Arc<State>; 2], window, softcap| {
+            let (keys, values) = (step.open(keys).write(k), step.open(values).write(v));
+            q.attend(&keys, &values, AttentionSpec { heads, scale: 0.3, window, softcap })
+        };
+        attend(&full, None, None) + attend(&ring, Some(window), Some(5.0))
+    })
+}
+
+pub(crate) fn conv(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 150);
+    let table = rig.table(cols);
+    let layers: Vec<_> = (2..=4)
+        .map(|taps| {
+            let len = (taps - 1) * cols;
+            let state = rig.state(StateKind::Slots { len }, SLOTS, 0);
+            (rig.vector(taps * cols, -1.0, 1.0), state)
+        })
+        .collect();
+    model(move |step| {
+        let x = step.ids().embed(&table, 2.0);
+        let maps = [Map::Silu, Map::Scale(1.0), Map::Silu];
+        let convolve = |((taps, state), f)| {
+            let (taps, state): (&Weight, &Arc<State>) = (taps, state);
+            x.conv(taps, step.open(state), f).0
+        };
+        sum(layers.iter().map(|(taps, state)| (taps, state)).zip(maps).map(convolve))
+    })
+}
+
+pub(crate) fn decay(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 40);
+    let (table, neg_a) = (rig.table(cols), rig.vector(cols, -1.0, 0.0));
+    let bias = rig.vector(cols, -1.0, 1.0);
+    let sums = rig.state(StateKind::Slots { len: 2 * cols }, SLOTS, 0);
+    model(move |step| step.ids().embed(&table, 3.0).decay(&neg_a, &bias, step.open(&sums)).0)
+}
+
+pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
+    let (hk, shared) = (rig.rng.int(1, 2), rig.rng.int(1, 3));
+    let heads = DeltaHeads { hk, hv: hk * shared, dk: rig.rng.int(2, 24), dv: rig.rng.int(1, 70) };
+    let (hv, keys, values) = (heads.hv, heads.keys(), heads.values());
+    let table = rig.table(2 * keys + values + 2 * hv);
+    let (neg_a, bias) = (rig.vector(hv, -0.2, -0.01), rig.vector(hv, -1.0, 1.0));
+    let state = rig.state(StateKind::Slots { len: hv * heads.dk * heads.dv }, SLOTS, 0);
+    let sums = rig.state(StateKind::Slots { len: 2 * hv }, SLOTS, 0);
+    model(move |step| {
+        let x = step.ids().embed(&table, 1.0);
+        let [q, k, v, a, b] = x.split([keys, keys, values, hv, hv]);
+        let [q, k] = [q, k].map(|x| x.unit_norm(heads.dk, 1e-6, 1.0));
+        let (decay, _) = a.decay(&neg_a, &bias, step.open(&sums));
+        let beta = b.apply(Map::Sigmoid);
+        Delta { q, k, v, decay, beta }.rule(heads, step.open(&state)).0
+    })
+}
+
+pub(crate) fn emit(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 70);
+    let table = rig.table(cols + 2);
+    model(move |step| step.ids().embed(&table, 1.0).columns(1, cols))
+}
