@@ -13,7 +13,8 @@ use crate::shell::{
 
 /// What a proof must show besides its exit code.
 enum Show {
-    /// Verdict flat, slope 0, and every count of live buffers equal, at the end too.
+    /// Verdict flat, slope 0, and every count of live buffers equal, at the end too. On the null device, which has no
+    /// pools to touch for the first time, the resident size stays within [`RSS_SLACK`], too.
     Flat,
     /// Flat, after at least as many short rows as the size `joins` says have joined and left.
     FlatAfterJoins,
@@ -216,6 +217,11 @@ impl Proof {
                 want(output.err.contains(text), "the refusal does not say why");
             }
         }
+        if matches!(self.show, Show::Flat) && self.command.contains("--device null") {
+            let rss: Vec<f64> = lines_of(json, "rss").iter().flat_map(|n| n.parse()).collect();
+            let grown = rss.last().zip(rss.first()).map(|(last, first)| last - first);
+            want(grown.is_none_or(|n| n.abs() <= RSS_SLACK), "the resident size is not flat");
+        }
         if let Show::FlatAfterJoins = self.show {
             let least = self.size("joins", full).and_then(|n| n.parse().ok()).unwrap_or(f64::NAN);
             want(number("joins") >= least, "too few rows have joined");
@@ -272,6 +278,8 @@ fn prove(full: bool) -> Result<(String, usize)> {
     Ok((report, failed))
 }
 
+/// Bytes by which the resident size of a flat run on the null device may differ between first and last report.
+const RSS_SLACK: f64 = 4e6;
 const FAILED: &str = "**FAILED**";
 
 fn prove_one(proof: &Proof, full: bool, binary: &Path, json: &Path) -> Result<String> {
