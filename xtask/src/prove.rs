@@ -239,11 +239,12 @@ fn lines_of<'a>(json: &'a str, name: &str) -> Vec<&'a str> {
 
 /// The full size, in a release build, into `docs/proofs.md`.
 pub(crate) fn full() -> Result<()> {
+    // Before anything runs: it is this tree that the proofs are of.
+    let provenance = provenance();
     let (text, failed) = prove(true)?;
     let head = format!(
         "# Proofs\n\nWritten by `cargo xtask prove`. Each command below is the real binary in a release build; those \
-         of the leak lab are built with `--features leak-lab`. What was printed is printed here in full.\n\n{}\n",
-        provenance()
+         of the leak lab are built with `--features leak-lab`. What was printed is printed here in full.\n\n{provenance}\n"
     );
     let path = root().join("docs/proofs.md");
     std::fs::write(&path, head + &text).map_err(|e| format!("docs/proofs.md: {e}"))?;
