@@ -243,8 +243,9 @@ pub(crate) fn full() -> Result<()> {
     let provenance = provenance();
     let (text, failed) = prove(true)?;
     let head = format!(
-        "# Proofs\n\nWritten by `cargo xtask prove`. Each command below is the real binary in a release build; those \
-         of the leak lab are built with `--features leak-lab`. What was printed is printed here in full.\n\n{provenance}\n"
+        "# Proofs\n\nWritten by `cargo xtask prove`. Each command below is the real binary in a \
+         release build; those of the leak lab are built with `--features leak-lab`. What was \
+         printed is printed here in full.\n\n{provenance}\n"
     );
     let path = root().join("docs/proofs.md");
     std::fs::write(&path, head + &text).map_err(|e| format!("docs/proofs.md: {e}"))?;
