@@ -270,6 +270,7 @@ fn prove(full: bool) -> Result<(String, usize)> {
     let lab = build(full, true, &folder.join("longrun-lab"))?;
     let (mut report, mut failed) = (String::new(), 0);
     for proof in PROOFS {
+        eprintln!("xtask: {}", proof.title);
         let binary = if proof.lab { &lab } else { &plain };
         let section = prove_one(proof, full, binary, &folder.join("outcome.json"))?;
         failed += usize::from(section.contains(FAILED));
