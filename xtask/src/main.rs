@@ -1,2 +1,67 @@
-//! Chores of the project.
-fn main() {}
+//! The chores of the project, so that nobody has to remember a command line: `cargo xtask NAME`.
+//!
+//! Owns the names of the chores and their flags. Standard library only, so that it builds in a second or two.
+#![forbid(unsafe_code)]
+
+mod compare;
+mod fetch;
+mod prove;
+mod shell;
+
+use std::process::ExitCode;
+
+use shell::{Result, cargo, run};
+
+const USAGE: &str = "\
+cargo xtask fetch                     download the small real models that tests use into .cache/models
+cargo xtask test [--offline]          fetch, then run every test
+cargo xtask prove [--ci]              the long proofs: full size into docs/proofs.md, or CI size to the terminal
+cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds N] [--write]
+                                      speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args.as_slice() {
+        ["fetch"] => fetch::fetch(),
+        ["test"] => test(false),
+        ["test", "--offline"] => test(true),
+        ["prove"] => prove::full(),
+        ["prove", "--ci"] => prove::small(),
+        ["compare", rest @ ..] => compare::compare(rest),
+        [] | ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => Err(format!("xtask does not know {args:?}\n\n{USAGE}")),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Every test. Offline, the tests on real models run only if the models are there.
+fn test(offline: bool) -> Result<()> {
+    if !offline {
+        fetch::fetch()?;
+    }
+    let real = fetch::present();
+    if !real {
+        eprintln!("xtask: real models are not in .cache/models: their tests are left out");
+    }
+    let tests = |args: &[&str]| {
+        let mut command = cargo();
+        command.arg("test").args(offline.then_some("--offline")).args(args);
+        run(&mut command)
+    };
+    tests(&["--workspace"])?;
+    if real {
+        tests(&["--package", "longrun", "--test", "real", "--", "--ignored"])?;
+    }
+    // Last, because the feature makes other binaries of the same names.
+    tests(&["--package", "longrun-array", "--package", "longrun", "--features", "longrun/leak-lab"])
+}

@@ -1,0 +1,323 @@
+//! The long proofs, through the real binary: what must stay flat stays flat, and what must be caught is caught.
+//!
+//! Owns the list of proofs and their two sizes. A proof is a command line, what its exit code must be, and checks on
+//! the JSON that it writes. The full size goes into `docs/proofs.md` with everything that was printed.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::shell::{
+    Output, Result, capture, cargo, json_field, json_number, provenance, root, run, target,
+};
+
+/// What a proof must show besides its exit code.
+enum Show {
+    /// Verdict flat, slope 0, and every count of live buffers equal, at the end too. On the null device, which has no
+    /// pools to touch for the first time, the resident size stays within [`RSS_SLACK`], too.
+    Flat,
+    /// Flat, after at least as many short rows as the size `joins` says have joined and left.
+    FlatAfterJoins,
+    /// The limit is reached within one step of the prediction; the equality check saw it at this step.
+    Dies { flagged_at: f64 },
+    /// Flat at every report although a leak is planted, because it is healed before each.
+    Healed,
+    /// The equality check ends the run: no outcome, this text on standard error.
+    Refused(&'static str),
+}
+
+struct Proof {
+    title: &'static str,
+    /// Whether the binary is the one with the leak lab.
+    lab: bool,
+    /// The command; `{name}` stands for a size.
+    command: &'static str,
+    /// (name, full size, CI size)
+    sizes: &'static [(&'static str, &'static str, &'static str)],
+    code: i32,
+    show: Show,
+}
+
+const CPU: (&str, &str, &str) = ("tokens", "20000", "320");
+const NULL: (&str, &str, &str) = ("tokens", "1000000", "20000");
+const LIMIT: (&str, &str, &str) = ("limit", "499000", "9000");
+
+/// A proof without a leak: exit code 0.
+const fn flat(
+    title: &'static str,
+    command: &'static str,
+    sizes: &'static [(&'static str, &'static str, &'static str)],
+) -> Proof {
+    Proof { title, lab: false, command, sizes, code: 0, show: Show::Flat }
+}
+
+const PROOFS: &[Proof] = &[
+    flat(
+        "qwen3_next, 36 recurrent and 12 attention layers, 4 rows, CPU",
+        "soak --model tiny:qwen3_next --layers 48 --mode batch --tokens {tokens} --device cpu",
+        &[CPU],
+    ),
+    flat(
+        "qwen3_next, null device",
+        "soak --model tiny:qwen3_next --layers 48 --mode batch --tokens {tokens} --device null",
+        &[NULL],
+    ),
+    flat(
+        "qwen3_5_moe, CPU",
+        "soak --model tiny:qwen3_5_moe --layers 48 --mode batch --tokens {tokens} --device cpu",
+        &[CPU],
+    ),
+    flat(
+        "qwen3_5_moe, null device",
+        "soak --model tiny:qwen3_5_moe --layers 48 --mode batch --tokens {tokens} --device null",
+        &[NULL],
+    ),
+    flat(
+        "gemma3, whose windows of 64 tokens wrap, CPU",
+        "soak --model tiny:gemma3 --layers 12 --mode batch --tokens {tokens} --device cpu",
+        &[CPU],
+    ),
+    flat(
+        "gemma3, null device",
+        "soak --model tiny:gemma3 --layers 12 --mode batch --tokens {tokens} --device null",
+        &[NULL],
+    ),
+    flat(
+        "layers that write values which nobody reads, CPU",
+        "soak --model tiny:dead_values --layers 8 --mode batch --tokens {tokens} --device cpu",
+        &[CPU],
+    ),
+    flat(
+        "layers that write values which nobody reads, null device",
+        "soak --model tiny:dead_values --layers 8 --mode batch --tokens {tokens} --device null",
+        &[NULL],
+    ),
+    Proof {
+        title: "short rows join and leave beside a long one",
+        lab: false,
+        command: "soak --model tiny:qwen3_next --mode churn --tokens {tokens} --device cpu",
+        sizes: &[("tokens", "40000", "1000"), ("joins", "10000", "200")],
+        code: 0,
+        show: Show::FlatAfterJoins,
+    },
+    Proof {
+        title: "planted: bookkeeping that only one recurrent layer reads, null device",
+        lab: true,
+        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject advance \
+                  --resource-limit {limit} --report-every {every}",
+        sizes: &[LIMIT, ("every", "1000", "50")],
+        code: 2,
+        show: Show::Dies { flagged_at: 1.0 },
+    },
+    Proof {
+        title: "planted: the same, CPU",
+        lab: true,
+        command: "soak --model tiny:qwen3_next --layers 48 --tokens {tokens} --device cpu --inject advance \
+                  --resource-limit {limit} --report-every {every}",
+        sizes: &[LIMIT, ("every", "1000", "50"), ("tokens", "20000", "1000")],
+        code: 2,
+        show: Show::Dies { flagged_at: 1.0 },
+    },
+    Proof {
+        title: "planted: a value cache that nobody reads",
+        lab: true,
+        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject values \
+                  --resource-limit {limit} --report-every {every}",
+        sizes: &[LIMIT, ("every", "2000", "100")],
+        code: 2,
+        show: Show::Dies { flagged_at: 1.0 },
+    },
+    Proof {
+        title: "planted: a pooled cache that grows once in four tokens",
+        lab: true,
+        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject pooling \
+                  --resource-limit {limit} --report-every {every}",
+        sizes: &[LIMIT, ("every", "10000", "500")],
+        code: 2,
+        show: Show::Dies { flagged_at: 4.0 },
+    },
+    Proof {
+        title: "planted and healed: evaluating the chain every N tokens returns the slope to 0",
+        lab: true,
+        command: "soak --model tiny:qwen3_next --layers 48 --tokens {tokens} --device null --inject advance \
+                  --resource-limit {limit} --heal-every {heal}",
+        sizes: &[LIMIT, ("tokens", "50000", "2000"), ("heal", "1000", "100")],
+        code: 0,
+        show: Show::Healed,
+    },
+    Proof {
+        title: "planted, with the equality check as an error: refused at the first step",
+        lab: true,
+        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject advance --strict",
+        sizes: &[],
+        code: 70,
+        show: Show::Refused("something leaks"),
+    },
+    Proof {
+        title: "planted, strict, values",
+        lab: true,
+        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject values --strict",
+        sizes: &[],
+        code: 70,
+        show: Show::Refused("something leaks"),
+    },
+    Proof {
+        title: "planted, strict, pooling",
+        lab: true,
+        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject pooling --strict",
+        sizes: &[],
+        code: 70,
+        show: Show::Refused("something leaks"),
+    },
+];
+
+impl Proof {
+    fn size(&self, name: &str, full: bool) -> Option<&'static str> {
+        let (_, whole, small) = self.sizes.iter().find(|(n, _, _)| *n == name)?;
+        Some(if full { whole } else { small })
+    }
+
+    fn args(&self, full: bool) -> Vec<String> {
+        let mut command = self.command.to_owned();
+        for (name, whole, small) in self.sizes {
+            command = command.replace(&format!("{{{name}}}"), if full { whole } else { small });
+        }
+        command.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// What is not as it must be.
+    fn judge(&self, full: bool, output: &Output, json: &str) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut want = |ok: bool, what: &str| {
+            if !ok {
+                wrong.push(what.to_owned());
+            }
+        };
+        want(output.code == self.code, &format!("the exit code is {}", output.code));
+        let number = |name: &str| json_number(json, name).unwrap_or(f64::NAN);
+        let verdict = json_field(json, "verdict").unwrap_or("none");
+        let base = number("base_live");
+        let live: Vec<&str> = lines_of(json, "live");
+        match self.show {
+            Show::Flat | Show::FlatAfterJoins | Show::Healed => {
+                want(verdict == "flat", &format!("the verdict is {verdict}"));
+                want(number("slope_per_token") == 0.0, "the slope is not 0");
+                want(live.len() > 1, "there are not two reports");
+                want(live.iter().all(|n| n.parse() == Ok(base)), "a report differs from the start");
+                want(number("end_live") == base, "the end differs from the start");
+            }
+            Show::Dies { flagged_at } => {
+                want(verdict == "limit", &format!("the verdict is {verdict}"));
+                let apart = (number("died_at") - number("predicted_token")).abs();
+                want(apart <= 1.0, "it did not die where predicted");
+                want(number("flagged_at") == flagged_at, "it was not flagged at its first step");
+            }
+            Show::Refused(text) => {
+                want(json.is_empty(), "the run reached its end");
+                want(output.err.contains(text), "the refusal does not say why");
+            }
+        }
+        if matches!(self.show, Show::Flat) && self.command.contains("--device null") {
+            let rss: Vec<f64> = lines_of(json, "rss").iter().flat_map(|n| n.parse()).collect();
+            let grown = rss.last().zip(rss.first()).map(|(last, first)| last - first);
+            want(grown.is_none_or(|n| n.abs() <= RSS_SLACK), "the resident size is not flat");
+        }
+        if let Show::FlatAfterJoins = self.show {
+            let least = self.size("joins", full).and_then(|n| n.parse().ok()).unwrap_or(f64::NAN);
+            want(number("joins") >= least, "too few rows have joined");
+        }
+        wrong
+    }
+}
+
+/// The values of a field of the samples.
+fn lines_of<'a>(json: &'a str, name: &str) -> Vec<&'a str> {
+    let start = format!("      \"{name}\": ");
+    let values = json.lines().filter_map(|line| line.strip_prefix(&start));
+    values.map(|value| value.trim_end_matches(',')).collect()
+}
+
+/// The full size, in a release build, into `docs/proofs.md`.
+pub(crate) fn full() -> Result<()> {
+    // Before anything runs: it is this tree that the proofs are of.
+    let provenance = provenance();
+    let (text, failed) = prove(true)?;
+    let head = format!(
+        "# Proofs\n\nWritten by `cargo xtask prove`. Each command below is the real binary in a \
+         release build; those of the leak lab are built with `--features leak-lab`. What was \
+         printed is printed here in full.\n\n{provenance}\n"
+    );
+    let path = root().join("docs/proofs.md");
+    std::fs::write(&path, head + &text).map_err(|e| format!("docs/proofs.md: {e}"))?;
+    verdict(failed)
+}
+
+/// The CI size, in a development build, to the terminal.
+pub(crate) fn small() -> Result<()> {
+    verdict(prove(false)?.1)
+}
+
+fn verdict(failed: usize) -> Result<()> {
+    println!("{} passed, {failed} failed", PROOFS.len() - failed);
+    if failed == 0 { Ok(()) } else { Err(format!("{failed} proofs failed")) }
+}
+
+/// Builds both binaries and runs every proof; gives the report and the number that failed.
+fn prove(full: bool) -> Result<(String, usize)> {
+    let folder = target().join("prove");
+    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let plain = build(full, false, &folder.join("longrun"))?;
+    let lab = build(full, true, &folder.join("longrun-lab"))?;
+    let (mut report, mut failed) = (String::new(), 0);
+    for proof in PROOFS {
+        eprintln!("xtask: {}", proof.title);
+        let binary = if proof.lab { &lab } else { &plain };
+        let section = prove_one(proof, full, binary, &folder.join("outcome.json"))?;
+        failed += usize::from(section.contains(FAILED));
+        println!("{section}");
+        report += &section;
+        report.push('\n');
+    }
+    Ok((report, failed))
+}
+
+/// Bytes by which the resident size of a flat run on the null device may differ between first and last report.
+const RSS_SLACK: f64 = 4e6;
+const FAILED: &str = "**FAILED**";
+
+fn prove_one(proof: &Proof, full: bool, binary: &Path, json: &Path) -> Result<String> {
+    let args = proof.args(full);
+    let _ = std::fs::remove_file(json);
+    let output = capture(Command::new(binary).args(&args).arg("--json-out").arg(json))?;
+    let outcome = std::fs::read_to_string(json).unwrap_or_default();
+    let wrong = proof.judge(full, &output, &outcome);
+    let held = match wrong.as_slice() {
+        [] => "held".to_owned(),
+        wrong => format!("{FAILED}: {}", wrong.join("; ")),
+    };
+    let mut text = format!("## {}\n\n", proof.title);
+    let features = if proof.lab { " (built with `--features leak-lab`)" } else { "" };
+    let _ = write!(
+        text,
+        "{held}; exit code {}; {:.1} s{features}\n\n```text\n$ longrun {}\n{}{}```\n",
+        output.code,
+        output.seconds,
+        args.join(" "),
+        output.out,
+        output.err
+    );
+    Ok(text)
+}
+
+/// Builds the binary and copies it to `to`, because both kinds of build write the same file.
+fn build(full: bool, lab: bool, to: &Path) -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--package", "longrun"]);
+    command.args(full.then_some("--release"));
+    command.args(if lab { &["--features", "leak-lab"][..] } else { &[] });
+    run(&mut command)?;
+    let name = format!("longrun{}", std::env::consts::EXE_SUFFIX);
+    let built = target().join(if full { "release" } else { "debug" }).join(name);
+    std::fs::copy(&built, to).map_err(|e| format!("{}: {e}", built.display()))?;
+    Ok(to.to_path_buf())
+}
