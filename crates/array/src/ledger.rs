@@ -1,7 +1,7 @@
 //! The ledger: how many buffers are alive, counted in objects first and in bytes second.
 //!
 //! Owns every count that this crate publishes and the limit on objects. Refuses an allocation that would pass the
-//! limit, in words that can't be taken for bytes. It knows nothing of devices: [`crate::memory`] tells it.
+//! limit, in words that can't be taken for bytes. It knows nothing of devices: the runtime's memory tells it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

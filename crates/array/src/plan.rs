@@ -105,7 +105,7 @@ impl Plan {
     fn lay_out(&mut self, device: &dyn Device) {
         let last = last_uses(&self.nodes);
         let mut arena = Arena::default();
-        for i in 0..self.nodes.len() {
+        for (i, last) in last.into_iter().enumerate() {
             if let Op::Columns { x, start, .. } = self.nodes[i].op {
                 let base = self.place(x);
                 let shape = self.nodes[i].shape.unwrap_or(base.shape);
@@ -115,7 +115,7 @@ impl Plan {
             if let Some(shape) = self.nodes[i].shape {
                 let stride = shape.cols.next_multiple_of(ROW_ALIGN);
                 let len = stride * self.capacity(shape.rows);
-                let offset = arena.take(len, last[i].max(i));
+                let offset = arena.take(len, last.max(i));
                 self.places[i] = Some(Place { offset, stride, shape });
             }
             let rows = self.capacity(self.nodes[i].shape.map_or(Axis::Tokens, |s| s.rows));

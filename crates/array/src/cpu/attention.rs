@@ -162,10 +162,9 @@ fn scores(q: &[f32], k: &[f32]) -> [f32; BLOCK] {
     let mut a = [0.0f32; LANES];
     let mut b = [0.0f32; LANES];
     for (q, k) in q.iter().zip(k.as_chunks::<BLOCK>().0) {
-        for l in 0..LANES {
-            a[l] = k[l].mul_add(*q, a[l]);
-            b[l] = k[LANES + l].mul_add(*q, b[l]);
-        }
+        let (low, high) = k.split_at(LANES);
+        a.iter_mut().zip(low).for_each(|(a, k)| *a = k.mul_add(*q, *a));
+        b.iter_mut().zip(high).for_each(|(b, k)| *b = k.mul_add(*q, *b));
     }
     std::array::from_fn(|p| if p < LANES { a[p] } else { b[p - LANES] })
 }
@@ -176,26 +175,36 @@ fn weigh_values(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], tile: Tile<'_>) {
     let dv = acc.len();
     let (wide, rest) = acc.as_chunks_mut::<{ 2 * LANES }>();
     for (i, acc) in wide.iter_mut().enumerate() {
-        let mut a: [f32; LANES] = std::array::from_fn(|l| acc[l] * keep);
-        let mut b: [f32; LANES] = std::array::from_fn(|l| acc[LANES + l] * keep);
-        for p in tile.from..tile.to {
-            let v: &[f32; 2 * LANES] =
-                tile.v[p * dv + i * 2 * LANES..].first_chunk().expect("in the tile");
-            for l in 0..LANES {
-                a[l] = s[p].mul_add(v[l], a[l]);
-                b[l] = s[p].mul_add(v[LANES + l], b[l]);
-            }
-        }
-        acc[..LANES].copy_from_slice(&a);
-        acc[LANES..].copy_from_slice(&b);
+        weigh_lanes(acc, keep, s, tile, (dv, i * 2 * LANES));
+    }
+    let (half, rest) = rest.as_chunks_mut::<LANES>();
+    let at = dv - half.len() * LANES - rest.len();
+    for acc in half {
+        weigh_lanes(acc, keep, s, tile, (dv, at));
     }
     let at = dv - rest.len();
     for (i, acc) in rest.iter_mut().enumerate() {
-        *acc *= keep;
-        for p in tile.from..tile.to {
-            *acc = s[p].mul_add(tile.v[p * dv + at + i], *acc);
+        weigh_lanes(std::array::from_mut(acc), keep, s, tile, (dv, at + i));
+    }
+}
+
+/// [`weigh_values`] for the columns `at..at + N` of values with `dv` columns.
+#[inline(always)]
+fn weigh_lanes<const N: usize>(
+    acc: &mut [f32; N],
+    keep: f32,
+    s: &[f32; BLOCK],
+    tile: Tile<'_>,
+    (dv, at): (usize, usize),
+) {
+    let mut sum = acc.map(|a| a * keep);
+    for (p, weight) in s.iter().enumerate().take(tile.to).skip(tile.from) {
+        let v: &[f32; N] = tile.v[p * dv + at..].first_chunk().expect("in the tile");
+        for (sum, v) in sum.iter_mut().zip(v) {
+            *sum = weight.mul_add(*v, *sum);
         }
     }
+    *acc = sum;
 }
 
 /// The plain twin of [`attention`]: two passes over the visible positions.

@@ -1,6 +1,8 @@
 //! Host memory of the CPU device: zeroed, aligned to a cache line, on huge pages where it is large.
 
-use memmap2::{Advice, MmapMut};
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::MmapMut;
 
 /// A cache line, so that a vector of them is aligned for any kernel.
 #[repr(align(64))]
@@ -23,13 +25,18 @@ pub(crate) struct HostBuffer {
 /// From here on memory is mapped on its own and huge pages are asked for: they are worth 1.3 times the bandwidth.
 const HUGE: usize = 4 << 20;
 
+/// The smallest page.
+const PAGE: usize = 4096;
+
 impl HostBuffer {
     /// Zeroed memory, `None` if there is none left.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         let store = if bytes >= HUGE {
-            let map = MmapMut::map_anon(bytes).ok()?;
+            let mut map = MmapMut::map_anon(bytes).ok()?;
             #[cfg(target_os = "linux")]
             let _ = map.advise(Advice::HugePage); // a kernel without huge pages is only slower
+            // Touched now, so that what is resident doesn't grow as a long completion fills its cache.
+            map.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
             Store::Mapped(map)
         } else {
             let mut lines = Vec::new();

@@ -1,7 +1,7 @@
 //! Fast kernels that work row by row: lookups, element by element, norms, rotary positions, routing.
 
 use super::context::Context;
-use super::lanes::{Isa, exp, per_isa, sigmoid, sum, tanh};
+use super::lanes::{exp, per_isa, sigmoid, sum, tanh};
 use super::view::{Mat, MatMut};
 use crate::op::{Map, Scoring};
 
@@ -175,9 +175,11 @@ pub(super) fn rope(
 ) {
     out.for_rows(c.pool, out.cols / 2, |i, row| {
         let (cos, sin) = table.row(i).split_at(table.cols / 2);
-        let rotate: fn(Isa, &mut [f32], &[f32], &[f32], &[f32], usize) =
-            if interleaved { rope_pairs } else { rope_halves };
-        rotate(c.isa, row, x.row(i), cos, sin, dim);
+        if interleaved {
+            rope_pairs(c.isa, row, x.row(i), cos, sin, dim);
+        } else {
+            rope_halves(c.isa, row, x.row(i), cos, sin, dim);
+        }
     });
 }
 

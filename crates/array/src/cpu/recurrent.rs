@@ -176,29 +176,60 @@ per_isa! {
     fn delta_token(a: DeltaArgs<'_>, t: usize, h: usize, at: usize, m: Columns, out: &MatMut<'_>) {
         let DeltaHeads { hk, hv, dk, dv } = a.heads;
         let key_head = h / (hv / hk);
-        let q = &a.q.row(t)[key_head * dk..][..dk];
-        let k = &a.k.row(t)[key_head * dk..][..dk];
+        let token = Token {
+            q: &a.q.row(t)[key_head * dk..][..dk],
+            k: &a.k.row(t)[key_head * dk..][..dk],
+            decay: a.decay.row(t)[h],
+            beta: a.beta.row(t)[h],
+        };
         let v = &a.v.row(t)[h * dv + at..][..m.n];
-        let (g, beta) = (a.decay.row(t)[h], a.beta.row(t)[h]);
         // SAFETY: a token belongs to one row, and the columns to one piece of work.
         let out = unsafe { out.piece(t, h * dv + at, m.n) };
-        let mut r = [0.0f32; COLUMNS];
-        for i in 0..dk {
-            for (m, r) in m.row(i).iter_mut().zip(&mut r) {
-                *m *= g;
-                *r = m.mul_add(k[i], *r);
+        match m.n {
+            COLUMNS => delta_lanes::<COLUMNS>(token, v, m, out),
+            LANES => delta_lanes::<LANES>(token, v, m, out),
+            _ => {
+                for (i, (v, out)) in v.iter().zip(out).enumerate() {
+                    let column = Columns { start: m.start + i, n: 1, ..m };
+                    let (v, out) = (std::slice::from_ref(v), std::slice::from_mut(out));
+                    delta_lanes::<1>(token, v, column, out);
+                }
             }
         }
-        for (r, v) in r.iter_mut().zip(v) {
-            *r = beta * (v - *r); // from here on the correction d
-        }
-        let mut y = [0.0f32; COLUMNS];
-        for i in 0..dk {
-            for ((m, d), y) in m.row(i).iter_mut().zip(&r).zip(&mut y) {
-                *m = k[i].mul_add(*d, *m);
-                *y = m.mul_add(q[i], *y);
-            }
-        }
-        out.copy_from_slice(&y[..m.n]);
     }
+}
+
+/// What one token brings to one head.
+#[derive(Clone, Copy)]
+struct Token<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    decay: f32,
+    beta: f32,
+}
+
+/// One token through `N` columns of a head's state.
+#[inline(always)]
+fn delta_lanes<const N: usize>(token: Token<'_>, v: &[f32], m: Columns, out: &mut [f32]) {
+    let Token { q, k, decay, beta } = token;
+    let mut d = [0.0f32; N];
+    for (i, k) in k.iter().enumerate() {
+        let row: &mut [f32; N] = m.row(i).first_chunk_mut().expect("N columns");
+        for (m, d) in row.iter_mut().zip(&mut d) {
+            *m *= decay;
+            *d = m.mul_add(*k, *d);
+        }
+    }
+    for (d, v) in d.iter_mut().zip(v) {
+        *d = beta * (v - *d);
+    }
+    let mut y = [0.0f32; N];
+    for (i, (k, q)) in k.iter().zip(q).enumerate() {
+        let row: &mut [f32; N] = m.row(i).first_chunk_mut().expect("N columns");
+        for ((m, d), y) in row.iter_mut().zip(&d).zip(&mut y) {
+            *m = k.mul_add(*d, *m);
+            *y = m.mul_add(*q, *y);
+        }
+    }
+    out.copy_from_slice(&y);
 }

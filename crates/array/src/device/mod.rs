@@ -2,7 +2,7 @@
 //!
 //! Owns the trait and the numbers that cross it. A device owns memory by [`BufferId`], compiled plans by
 //! [`PlanId`], and the order in which launched steps run (always launch order). It counts nothing: the ledger does.
-//! It decides nothing about lifetimes either: [`crate::memory`] never frees a buffer that a step in flight may use.
+//! It decides nothing about lifetimes either: the runtime's memory never frees a buffer that a step in flight may use.
 //!
 //! The trait is made for a device that runs behind the host: [`Device::launch`] returns a [`Ticket`] at once and
 //! [`Device::wait`] settles it; inputs are one upload into a ring of [`IN_FLIGHT`] blocks, outputs a ring as deep.
