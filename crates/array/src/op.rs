@@ -327,10 +327,10 @@ impl Op {
                 })?;
                 return Ok(None);
             }
-            Self::Attention { q, keys, values, heads, window, .. } => {
-                attention(tokens(of(q))?, keys, values, heads, window)?
+            Self::Attention { q, keys, values, heads, window, softcap, .. } => {
+                attention(tokens(of(q))?, keys, values, heads, (window, softcap))?
             }
-            Self::Conv { x, taps, state, f } => conv(tokens(of(x))?, taps, state, f)?,
+            Self::Conv { x, taps, state, .. } => conv(tokens(of(x))?, taps, state)?,
             Self::Decay { x, neg_a, bias, state } => {
                 let s = tokens(of(x))?;
                 let (a, b) = (vector(neg_a)?, vector(bias)?);
@@ -410,7 +410,7 @@ fn attention(
     keys: StateRef,
     values: StateRef,
     heads: usize,
-    window: Option<usize>,
+    (window, softcap): (Option<usize>, Option<f32>),
 ) -> Result<Shape, String> {
     let (StateKind::Keys { heads: hk, dim }, StateKind::Values { heads: hv, dim: dv }) =
         (keys.kind, values.kind)
@@ -420,18 +420,26 @@ fn attention(
     ensure(hk == hv && heads.is_multiple_of(hk), || format!("{heads} heads over {hk} and {hv}"))?;
     ensure(keys.table == values.table, || "keys and values have different tables".into())?;
     ensure(q.cols == heads * dim, || format!("q has {} columns, wants {heads} x {dim}", q.cols))?;
+    ensure(heads / hk <= MOST_SHARED_HEADS, || {
+        format!("{} query heads a key head, at most {MOST_SHARED_HEADS}", heads / hk)
+    })?;
     ensure(window != Some(0), || "a window of 0".into())?;
+    ensure(softcap.is_none_or(|c| c > 0.0), || format!("a softcap of {softcap:?}"))?;
     Ok(Shape { cols: heads * dv, ..q })
 }
 
-fn conv(x: Shape, taps: WeightRef, state: StateRef, f: Map) -> Result<Shape, String> {
-    ensure(matches!(f, Map::Silu) || f == Map::Scale(1.0), || {
-        format!("{f:?} after a convolution: silu and nothing are what there is")
-    })?;
+/// The most taps of a convolution.
+pub const MOST_TAPS: usize = 8;
+
+/// The most query heads that share a key head.
+pub const MOST_SHARED_HEADS: usize = 64;
+
+fn conv(x: Shape, taps: WeightRef, state: StateRef) -> Result<Shape, String> {
     let taps = vector(taps)?;
     ensure(taps.is_multiple_of(x.cols) && taps >= x.cols, || {
         format!("{taps} taps for {} columns", x.cols)
     })?;
+    ensure(taps / x.cols <= MOST_TAPS, || format!("{} taps, at most {MOST_TAPS}", taps / x.cols))?;
     slots(state, taps - x.cols)?;
     Ok(x)
 }

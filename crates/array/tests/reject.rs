@@ -101,11 +101,11 @@ fn a_wrong_step_is_refused_with_the_line_that_wrote_it() {
     refused("write_kv", line!(), "wants all tokens", |r, s| { let _ = s.open(&r.keys).write(x(r, s).take_outputs()); });
     refused("attention", line!(), "wants keys and values, has", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.slots), SPEC); });
     refused("attention", line!(), "4 heads over 3", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.values), WIDER); });
+    refused("attention", line!(), "a softcap of Some(0.0)", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.values), AttentionSpec { softcap: Some(0.0), ..SPEC }); });
     refused("attention", line!(), "a window of 0", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.values), BLIND); });
     refused("attention", line!(), "wants all tokens", |r, s| { let _ = x(r, s).take_outputs().attend(&s.open(&r.keys), &s.open(&r.values), SPEC); });
     refused("conv", line!(), "5 taps for 12 columns", |r, s| { let _ = x(r, s).conv(&r.vector, s.open(&r.slots), Map::Silu); });
     refused("conv", line!(), "wants slots of 0", |r, s| { let _ = x(r, s).columns(0, 5).conv(&r.vector, s.open(&r.slots), Map::Silu); });
-    refused("conv", line!(), "Sigmoid after a convolution", |r, s| { let _ = x(r, s).columns(0, 5).conv(&r.vector, s.open(&r.slots), Map::Sigmoid); });
     refused("open", line!(), "block table 4 of 4", |r, s| { let _ = s.open(&r.lost); });
     refused("decay", line!(), "wants slots of 24", |r, s| { let _ = x(r, s).decay(&r.vector, &r.vector, s.open(&r.slots)); });
     refused("decay", line!(), "wants slots of 10", |r, s| { let _ = x(r, s).columns(0, 5).decay(&r.vector, &r.vector, s.open(&r.slots)); });

@@ -8,6 +8,7 @@ use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, fold, per_isa, tanh};
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
+use crate::op::MOST_SHARED_HEADS;
 use crate::state::{StateKind, StateRef};
 
 /// Writes row `t` of `x` at its position, for every token.
@@ -74,8 +75,7 @@ pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
         let q = &q.row(t)[g * per_key * dim..][..per_key * dim];
         let visible = spec.visible(pos);
         let (first, last) = (*visible.start(), *visible.end());
-        let mut runs = [Running::START; MOST_SHARED];
-        assert!(per_key <= MOST_SHARED, "more query heads a key head than were planned for");
+        let mut runs = [Running::START; MOST_SHARED_HEADS];
         out.fill(0.0);
         for j in first / BLOCK..=last / BLOCK {
             let block = c.b.block(spec.keys.table, row, j);
@@ -97,9 +97,6 @@ pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
         }
     });
 }
-
-/// The most query heads that share a key head.
-const MOST_SHARED: usize = 64;
 
 /// The softmax so far: weights are `e^(score - max)`.
 #[derive(Clone, Copy)]

@@ -18,8 +18,9 @@ pub(super) fn add(c: &Context<'_>, a: Mat<'_>, b: Mat<'_>, out: &MatMut<'_>) {
     out.for_rows(c.pool, out.cols / 8, |i, row| add_row(c.isa, row, a.row(i), b.row(i)));
 }
 
+/// `f(x)`
 #[inline(always)]
-fn map(f: Map, x: f32) -> f32 {
+pub(super) fn map(f: Map, x: f32) -> f32 {
     match f {
         Map::Silu => x * sigmoid(x),
         Map::GeluTanh => {

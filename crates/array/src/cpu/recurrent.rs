@@ -5,8 +5,9 @@
 
 use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, per_isa, sigmoid};
+use super::ops::map;
 use super::view::{Mat, MatMut, share};
-use crate::op::{DeltaHeads, Map, SUM_BLOCK};
+use crate::op::{DeltaHeads, MOST_TAPS, Map, SUM_BLOCK};
 
 /// A row's slot: where it lies, and whether it counts as zeros.
 fn slot(c: &Context<'_>, row: usize) -> (usize, bool) {
@@ -22,9 +23,6 @@ fn tokens(c: &Context<'_>, row: usize) -> std::ops::Range<usize> {
 /// Channels that one piece of convolution work takes.
 const CHANNELS: usize = 64;
 
-/// The most taps of a convolution.
-const MOST_TAPS: usize = 8;
-
 /// Causal depthwise convolution; `taps` is `[K, cols]`, oldest first; the slot is `[K - 1, cols]`, oldest first.
 pub(super) fn conv(
     c: &Context<'_>,
@@ -36,7 +34,6 @@ pub(super) fn conv(
 ) {
     let cols = x.cols;
     let k = taps.len() / cols;
-    assert!(k <= MOST_TAPS, "a convolution of {k} taps, the most is {MOST_TAPS}");
     let chunks = cols.div_ceil(CHANNELS);
     let cost = CHANNELS * k * c.b.tokens / c.b.rows.max(1) / 8;
     share(c.pool, c.b.rows * chunks, cost, |items| {
@@ -54,7 +51,7 @@ pub(super) fn conv(
                 last[k - 1][..n].copy_from_slice(&x.row(t)[at..at + n]);
                 // SAFETY: a token belongs to one row, and the chunk to one thread.
                 let out = unsafe { out.piece(t, at, n) };
-                conv_chunk(c.isa, out, &last[..k], &taps[at..], cols, f == Map::Silu);
+                conv_chunk(c.isa, out, &last[..k], &taps[at..], cols, f);
                 last[..k].rotate_left(1);
             }
             for (j, last) in last[..k - 1].iter().enumerate() {
@@ -66,7 +63,7 @@ pub(super) fn conv(
 }
 
 per_isa! {
-    fn conv_chunk(out: &mut [f32], last: &[[f32; CHANNELS]], taps: &[f32], cols: usize, silu: bool) {
+    fn conv_chunk(out: &mut [f32], last: &[[f32; CHANNELS]], taps: &[f32], cols: usize, f: Map) {
         out.fill(0.0);
         for (j, last) in last.iter().enumerate() {
             let taps = &taps[j * cols..][..out.len()];
@@ -74,8 +71,9 @@ per_isa! {
                 *o = x.mul_add(*w, *o);
             }
         }
-        if silu {
-            out.iter_mut().for_each(|o| *o *= sigmoid(*o));
+        match f {
+            Map::Silu => out.iter_mut().for_each(|o| *o *= sigmoid(*o)),
+            other => out.iter_mut().for_each(|o| *o = map(other, *o)),
         }
     }
 }

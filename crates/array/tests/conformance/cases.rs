@@ -256,7 +256,7 @@ pub(crate) fn conv(rig: &mut Rig) -> Model {
         .collect();
     model(move |step| {
         let x = step.ids().embed(&table, 2.0);
-        let maps = [Map::Silu, Map::Scale(1.0), Map::Silu];
+        let maps = [Map::Silu, Map::Scale(1.0), Map::GeluTanh];
         let convolve = |((taps, state), f)| {
             let (taps, state): (&Weight, &Arc<State>) = (taps, state);
             x.conv(taps, step.open(state), f).0

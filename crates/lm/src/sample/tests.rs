@@ -165,7 +165,8 @@ fn a_million_tokens_leave_a_history_no_larger() {
         ids.take(tokens - 10_000).for_each(|id| history.push(id));
         assert_eq!(history.len(), tokens as u64);
         assert!(history.held() <= most, "{} held", history.held());
-        assert_eq!(history.capacity(), early);
+        // A hash map may double once to clear the graves of old ids, and never again.
+        assert!(history.capacity() <= 2 * early.max(1), "{} after {early}", history.capacity());
     }
 }
 
