@@ -151,6 +151,10 @@ pub fn check(
             let what = format!("{have} logits a token, the model has {want}");
             return Err(Error::file(what).at(&vector.name));
         }
+        if let Some(id) = vector.prompt.iter().find(|id| **id as usize >= want) {
+            let what = format!("token {id} is outside of the vocabulary of {want}");
+            return Err(Error::file(what).at(&vector.name));
+        }
         let beside = &vectors[(i + 1) % vectors.len()].prompt;
         check_vector(&mut exec, vector, beside, &mut rows)?;
     }

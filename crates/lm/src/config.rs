@@ -151,6 +151,8 @@ pub struct Config {
 
 /// The most that a dimension may be: above it is a lie, and products of three stay below 2^64.
 const MOST: usize = 1 << 20;
+/// The most tokens that a context may be made for: ten million are known.
+const MOST_CONTEXT: usize = 1 << 24;
 
 impl Config {
     /// Reads a `config.json`; a vision checkpoint gives its text part.
@@ -164,7 +166,8 @@ impl Config {
     fn read(json: &Value) -> Result<Self> {
         let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
         let f = Fields { text, outer: json };
-        let family = Family::of(f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?)?;
+        let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
+        let family = Family::of(name).map_err(|e| e.at("model_type"))?;
         let [hidden, layers, heads] =
             [f.size("hidden_size")?, f.size("num_hidden_layers")?, f.size("num_attention_heads")?];
         let kv_heads = f.size_or("num_key_value_heads", heads)?;
@@ -173,13 +176,17 @@ impl Config {
             let what = format!("{heads} heads can't share {kv_heads} key heads");
             return Err(Error::file(what).at("num_key_value_heads"));
         }
+        if !head_dim.is_multiple_of(2) {
+            let what = format!("{head_dim} columns of a head can't be rotated in pairs");
+            return Err(Error::file(what).at("head_dim"));
+        }
         check_activation(&f)?;
         let window = f.size_opt("sliding_window")?;
         let mixers = mixers(&f, family, layers, window)?;
         let (rope, sliding_rope) = ropes(&f, family, head_dim)?;
         let moe = matches!(family, Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen35Moe);
         let gemma = family == Family::Gemma3;
-        let scalar = f.number("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
+        let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
         let shifted = f.bool_or("norm_weight_shifted", false)?;
         Ok(Self {
             family,
@@ -190,8 +197,8 @@ impl Config {
             head_dim,
             intermediate: f.size_or("intermediate_size", hidden)?,
             vocab: f.size("vocab_size")?,
-            eps: f.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            context: f.size_or("max_position_embeddings", 4096)?,
+            eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            context: f.size_up_to("max_position_embeddings", MOST_CONTEXT)?.unwrap_or(4096),
             tied: f.bool_or("tie_word_embeddings", gemma)?,
             mixers,
             window,
@@ -202,8 +209,8 @@ impl Config {
             output_bias: f.bool_or("attention_bias", false)? && family != Family::Qwen2,
             mlp_bias: f.bool_or("mlp_bias", false)?,
             scale: if gemma { scalar.powf(-0.5) as f32 } else { (head_dim as f32).powf(-0.5) },
-            softcap: f.number("attn_logit_softcapping")?.map(|c| c as f32),
-            final_softcap: f.number("final_logit_softcapping")?.map(|c| c as f32),
+            softcap: f.positive("attn_logit_softcapping")?,
+            final_softcap: f.positive("final_logit_softcapping")?,
             norms_less_one: (gemma || family.is_hybrid()) && !shifted,
             moe: if moe { Some(experts(&f, family)?) } else { None },
             delta: if family.is_hybrid() { Some(delta(&f)?) } else { None },
@@ -244,7 +251,7 @@ fn mixers(
     layers: usize,
     window: Option<usize>,
 ) -> Result<Vec<Mixer>> {
-    if let Some(list) = f.get("layer_types").and_then(Value::as_array) {
+    if let Some(list) = f.list("layer_types")? {
         if list.len() != layers {
             let what = format!("{} entries for {layers} layers", list.len());
             return Err(Error::file(what).at("layer_types"));
@@ -283,7 +290,11 @@ fn ropes(f: &Fields<'_>, family: Family, dim: usize) -> Result<(RopeSpec, Option
     let read = |value: Option<&Value>, theta: f64| {
         RopeSpec::new(value, dim, theta, partial).map_err(|e| e.at("rope_parameters"))
     };
-    let given = f.get("rope_parameters").or_else(|| f.get("rope_scaling"));
+    let object = |name: &str| match f.get(name) {
+        Some(other) if !other.is_object() => Err(Fields::wrong(name, other, "an object")),
+        object => Ok(object),
+    };
+    let given = object("rope_parameters")?.or(object("rope_scaling")?);
     let kinds = given.and_then(|v| Some((v.get("full_attention")?, v.get("sliding_attention")?)));
     if let Some((full, sliding)) = kinds {
         return Ok((read(Some(full), default)?, Some(read(Some(sliding), 1e4)?)));
@@ -299,8 +310,11 @@ fn experts(f: &Fields<'_>, family: Family) -> Result<MoeConfig> {
         Some(n) => n,
         None => f.size("num_local_experts")?,
     };
-    let dense = f.get("mlp_only_layers").and_then(Value::as_array);
-    let dense = dense.map(|l| l.iter().filter_map(Value::as_u64).map(|n| n as usize).collect());
+    let layer = |v: &Value| {
+        let n = v.as_u64().and_then(|n| usize::try_from(n).ok());
+        n.ok_or_else(|| Error::file(format!("{v} is no layer")).at("mlp_only_layers"))
+    };
+    let dense = f.list("mlp_only_layers")?.map(|list| list.iter().map(layer).collect());
     let shared =
         if family == Family::Qwen3Moe { 0 } else { f.size("shared_expert_intermediate_size")? };
     let moe = MoeConfig {
@@ -309,7 +323,7 @@ fn experts(f: &Fields<'_>, family: Family) -> Result<MoeConfig> {
         intermediate: f.size("moe_intermediate_size")?,
         shared_intermediate: shared,
         renormalize: f.bool_or("norm_topk_prob", family == Family::Qwen35Moe)?,
-        dense_layers: dense.unwrap_or_default(),
+        dense_layers: dense.unwrap_or(Ok(Vec::new()))?,
         every: f.size_or("decoder_sparse_step", 1)?,
     };
     if moe.per_token > moe.experts {
@@ -356,13 +370,17 @@ impl<'a> Fields<'a> {
         Error::file(format!("{shown} is not {want}")).at(name)
     }
 
-    fn size_opt(&self, name: &str) -> Result<Option<usize>> {
+    fn size_up_to(&self, name: &str, most: usize) -> Result<Option<usize>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let n = value.as_u64().and_then(|n| usize::try_from(n).ok());
-        match n.filter(|&n| n > 0 && n <= MOST.max(1 << 24)) {
+        match n.filter(|&n| n > 0 && n <= most) {
             Some(n) => Ok(Some(n)),
             None => Err(Self::wrong(name, value, "a positive size that can be")),
         }
+    }
+
+    fn size_opt(&self, name: &str) -> Result<Option<usize>> {
+        self.size_up_to(name, MOST)
     }
 
     fn size(&self, name: &str) -> Result<usize> {
@@ -378,6 +396,23 @@ impl<'a> Fields<'a> {
         match value.as_f64().filter(|x| x.is_finite()) {
             Some(x) => Ok(Some(x)),
             None => Err(Self::wrong(name, value, "a number")),
+        }
+    }
+
+    /// A number above 0 that single precision holds.
+    fn positive(&self, name: &str) -> Result<Option<f32>> {
+        let Some(x) = self.number(name)? else { return Ok(None) };
+        match (x as f32).is_normal() && x > 0.0 {
+            true => Ok(Some(x as f32)),
+            false => Err(Error::file(format!("{x} is not a number above 0")).at(name)),
+        }
+    }
+
+    fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(other) => Err(Self::wrong(name, other, "a list")),
         }
     }
 

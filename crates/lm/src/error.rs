@@ -93,9 +93,9 @@ impl From<longrun_array::Error> for Error {
     fn from(e: longrun_array::Error) -> Self {
         use longrun_array::Error as E;
         let kind = match e {
-            E::Limit(_) | E::Memory { .. } => Kind::Limit,
+            E::Limit(_) => Kind::Limit,
             E::Weight { .. } => Kind::File,
-            E::Device(_) => Kind::Device,
+            E::Device(_) | E::Memory { .. } => Kind::Device,
             _ => Kind::Bug,
         };
         Self::new(kind, e.to_string())

@@ -70,8 +70,8 @@ impl Executor {
         progress: Progress<'_>,
     ) -> Result<Self> {
         let mut runtime = Runtime::new(device, setup.limits);
-        let model = models::load(&runtime, config, source, progress)?;
         let room = clamp(setup.room)?;
+        let model = models::load(&runtime, config, source, progress)?;
         let (caches, pools) = cache::make(&runtime, &model.caches(), room)?;
         let bound = Bound { model, caches };
         let keys = keys(room, setup.per_token);
@@ -85,6 +85,11 @@ impl Executor {
     /// The pools that sequences live in.
     pub fn pools(&mut self) -> &mut Pools {
         &mut self.pools
+    }
+
+    /// Whether no sequence holds a place in the pools.
+    pub fn all_free(&self) -> bool {
+        self.pools.all_free()
     }
 
     /// The room that was made.
@@ -157,12 +162,19 @@ impl Executor {
     }
 }
 
+/// Tokens of all sequences together at most: their block numbers take memory on the host.
+const MOST_TOKENS: usize = 1 << 28;
+
 /// The room in whole steps of the key ladder.
 fn clamp(room: Room) -> Result<Room> {
     let (tokens, rows) = Key::MOST;
     if room.rows == 0 || room.rows > rows || room.context == 0 {
         let what = format!("{} rows of {} tokens can't be made", room.rows, room.context);
         return Err(Error::usage(what).hint(format!("1 to {rows} rows are possible")));
+    }
+    if room.context.max(room.tokens) > MOST_TOKENS {
+        let what = format!("room for {} tokens can't be made", room.context.max(room.tokens));
+        return Err(Error::usage(what).hint(format!("{MOST_TOKENS} tokens are possible")));
     }
     Ok(Room { chunk: room.chunk.clamp(1, tokens), ..room })
 }

@@ -65,11 +65,13 @@ impl RopeSpec {
             number(name).unwrap_or_else(|| Err(Error::file("this field is missing").at(name)))
         };
         let kind = json.and_then(|v| v.get("rope_type").or_else(|| v.get("type")));
-        let factor = || {
-            must("factor").and_then(|f| {
-                if f >= 1.0 { Ok(f) } else { Err(Error::file("must be at least 1").at("factor")) }
+        let one_or_more = |name: &str| {
+            must(name).and_then(|x| {
+                if x >= 1.0 { Ok(x) } else { Err(Error::file("must be at least 1").at(name)) }
             })
         };
+        let factor = || one_or_more("factor");
+        let original = || one_or_more("original_max_position_embeddings");
         let scaling = match kind.map(|k| k.as_str().unwrap_or("?")) {
             // With "freq_factors" the file carries divisors, see `nn::Rope`.
             None | Some("default" | "mrope" | "freq_factors") => Scaling::None,
@@ -78,13 +80,13 @@ impl RopeSpec {
                 factor: factor()?,
                 low: must("low_freq_factor")?,
                 high: must("high_freq_factor")?,
-                original: must("original_max_position_embeddings")?,
+                original: original()?,
             },
             Some("yarn") => Scaling::Yarn {
                 factor: factor()?,
                 fast: or("beta_fast", 32.0)?,
                 slow: or("beta_slow", 1.0)?,
-                original: must("original_max_position_embeddings")?,
+                original: original()?,
                 attention: yarn_attention(factor()?, &number)?,
                 truncate: json.and_then(|v| v.get("truncate")) != Some(&Value::Bool(false)),
             },
@@ -99,7 +101,12 @@ impl RopeSpec {
             let what = format!("{rotary} of {dim} columns rotated with base {theta} can't be");
             return Err(Error::file(what));
         }
-        Ok(Self { rotary, theta, scaling })
+        let spec = Self { rotary, theta, scaling };
+        let numbers = spec.frequencies().into_iter().chain([spec.attention_factor()]);
+        match numbers.filter(|x| !x.is_finite()).count() {
+            0 => Ok(spec),
+            n => Err(Error::file(format!("{n} frequencies of {spec:?} are no finite numbers"))),
+        }
     }
 
     /// Angle per position of each pair, `[rotary / 2]`.

@@ -154,10 +154,12 @@ fn template(
     if let Some(source) = checkpoint.file("chat_template.jinja") {
         let source = std::str::from_utf8(source)
             .map_err(|_| Error::file("it is not UTF-8").at("chat_template.jinja"))?;
-        return Ok(Some(ChatTemplate::new(source)?.with_tokens_of(config)));
+        let template = ChatTemplate::new(source).map_err(|e| e.at("chat_template.jinja"))?;
+        return Ok(Some(template.with_tokens_of(config)));
     }
     if let Some(source) = checkpoint.gguf().and_then(|g| g.str("tokenizer.chat_template").ok()?) {
-        let mut template = ChatTemplate::new(source)?;
+        let mut template =
+            ChatTemplate::new(source).map_err(|e| e.at("tokenizer.chat_template"))?;
         let text = |id: Option<u32>| tokenizer?.token_bytes(id?);
         let [bos, eos] = [tokenizer.and_then(Tokenizer::bos), tokenizer.and_then(Tokenizer::eos)];
         for (name, id) in [("bos_token", bos), ("eos_token", eos)] {
@@ -167,5 +169,5 @@ fn template(
         }
         return Ok(Some(template));
     }
-    ChatTemplate::from_config(config)
+    ChatTemplate::from_config(config).map_err(|e| e.at("tokenizer_config.json"))
 }

@@ -251,13 +251,12 @@ impl<'a> Weights<'a> {
                 return self.load(stacked, spec(t.format), t.data);
             }
         }
+        // It grows with the files: a config's word for the number of experts is no reason to take memory.
         let mut all: Option<(Format, Vec<u8>)> = None;
         for e in 0..experts {
             let one = format!("experts.{e}.{name}.weight");
             let host = self.host(&one, [rows, cols])?;
-            let (format, bytes) = all.get_or_insert_with(|| {
-                (host.format, Vec::with_capacity(host.bytes.len() * experts))
-            });
+            let (format, bytes) = all.get_or_insert((host.format, Vec::new()));
             if *format != host.format {
                 let what = format!("{} is {}, its neighbours are not", one, host.format.name());
                 return Err(Error::unsupported(what));

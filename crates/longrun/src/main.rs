@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("longrun: {error}");
+            show::note(&format!("longrun: {error}"));
             exit_code(error.kind())
         }
     }

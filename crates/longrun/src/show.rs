@@ -40,6 +40,11 @@ pub(crate) fn out(text: &str) -> Result<bool> {
     }
 }
 
+/// Writes a line to standard error, if anybody reads it.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// Pretty JSON and a newline.
 pub(crate) fn json(value: &impl serde::Serialize) -> Result<String> {
     let text = serde_json::to_string_pretty(value);

@@ -44,13 +44,14 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     }
     let params = sampling(args, &source);
     params.validate(source.config.vocab)?;
+    let text = completion_text(args, &source)?;
     let total = prompt.len() + max_tokens;
     let room = Room { rows: 1, context: total, tokens: total, chunk: CHUNK.min(prompt.len()) };
     let device = model::cpu(args.cpu);
     let (exec, load_seconds) =
         model::load(&source, device, room, Limits::default(), args.seed.unwrap_or(0))?;
     let request = Request { prompt, max_tokens, params, stop_ids: Arc::clone(&source.eos) };
-    let outcome = complete(exec, request, &source, args)?;
+    let outcome = complete(exec, request, text, args)?;
     report(args, &outcome, load_seconds)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -128,17 +129,22 @@ struct Outcome {
     plans: usize,
 }
 
+/// What becomes of the ids; `None` for a tiny model, whose ids are no text.
+fn completion_text(args: &GenerateArgs, source: &ModelSource) -> Result<Option<CompletionText>> {
+    match &source.tokenizer {
+        Some(tokenizer) => CompletionText::new(Arc::clone(tokenizer), &args.stop).map(Some),
+        None if args.stop.is_empty() => Ok(None),
+        None => Err(Error::usage("the model writes no text that could stop").at("--stop")),
+    }
+}
+
 fn complete(
     exec: longrun_lm::executor::Executor,
     request: Request,
-    source: &ModelSource,
+    mut text: Option<CompletionText>,
     args: &GenerateArgs,
 ) -> Result<Outcome> {
     let prompt_ids = request.prompt.clone();
-    let mut text = match &source.tokenizer {
-        Some(t) => Some(CompletionText::new(Arc::clone(t), &args.stop)?),
-        None => None,
-    };
     let start = exec.usage().live;
     let mut engine = Engine::new(exec);
     let mut outcome = Outcome {
@@ -224,7 +230,7 @@ fn report(args: &GenerateArgs, o: &Outcome, load_seconds: f64) -> Result<()> {
             show::out(&show::json(&logprobs(&o.choices))?)?;
         }
         let peak = machine::peak_rss().map_or("unknown".into(), show::bytes);
-        eprintln!(
+        show::note(&format!(
             "{}, {} plans; loaded in {load_seconds:.2} s; prompt {} tokens, {prompt_rate:.1} tokens/s; generated \
              {generated} tokens, {rate:.1} tokens/s; peak memory {peak}; live buffers {} at start, {} at end",
             o.device,
@@ -232,7 +238,7 @@ fn report(args: &GenerateArgs, o: &Outcome, load_seconds: f64) -> Result<()> {
             o.prompt_ids.len(),
             o.start.buffers,
             o.end.buffers,
-        );
+        ));
         return Ok(());
     }
     let mut object = json!({

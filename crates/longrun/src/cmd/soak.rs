@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use longrun_lm::array::{Limits, Usage};
+use longrun_lm::array::{BLOCK, Limits, Usage};
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event, Request, RowId};
 use longrun_lm::sample::SamplingParams;
@@ -64,7 +64,13 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
         attention_only: args.attention_only,
     };
     let source = ModelSource::open(model::name(&args.model, shape))?;
-    let mut soak = Soak::new(args, &source)?;
+    let mut soak = match Soak::new(args, &source) {
+        Err(error) if error.kind() == Kind::Limit => {
+            show::note(&format!("longrun: {error}"));
+            return Ok(ExitCode::from(2));
+        }
+        soak => soak?,
+    };
     let outcome = soak.run()?;
     show::out(&summary(&outcome))?;
     let write = |path: &std::path::Path, text: &str| {
@@ -112,7 +118,10 @@ impl<'a> Soak<'a> {
         if args.tokens == 0 {
             return Err(Error::usage("must be positive").at("--tokens"));
         }
-        let need = args.tokens + PROMPT;
+        if !(args.fail_slope >= 0.0) {
+            return Err(Error::usage("must be 0 or more").at("--fail-slope"));
+        }
+        let need = args.tokens.saturating_add(PROMPT);
         let context = args.context.unwrap_or(source.config.context);
         if need > context {
             let what = format!(
@@ -122,8 +131,8 @@ impl<'a> Soak<'a> {
             return Err(Error::usage(what).at("--tokens").hint("lift it with --context"));
         }
         let tokens = match args.mode {
-            SoakMode::Churn => need + rows * 2 * (SHORT + longrun_lm::array::BLOCK),
-            _ => rows * (need + longrun_lm::array::BLOCK),
+            SoakMode::Churn => rows.saturating_mul(2 * (SHORT + BLOCK)).saturating_add(need),
+            _ => rows.saturating_mul(need.saturating_add(BLOCK)),
         };
         let device = match args.device {
             SoakDevice::Null => model::null(),
@@ -186,17 +195,21 @@ impl<'a> Soak<'a> {
             self.churn()?;
             if let Err(error) = self.engine.step(&mut events) {
                 if error.kind() != Kind::Limit {
-                    return Err(error);
+                    return Err(error.at(format!("token {}", tokens + 1)));
                 }
-                eprintln!("longrun: {error}");
+                show::note(&format!("longrun: {error}"));
                 out.died_at = Some(tokens + 1);
                 out.hist_last = histogram(&self.usage());
                 break;
             }
-            let new = events
-                .drain(..)
-                .filter(|e| matches!(e, Event::Token { row, .. } if *row == self.long));
-            let new = new.count();
+            let mut new = 0;
+            for event in events.drain(..) {
+                match event {
+                    Event::Token { row, .. } if row == self.long => new += 1,
+                    Event::Failed { error, .. } => return Err(error),
+                    _ => {}
+                }
+            }
             tokens += new;
             self.heal(tokens, new);
             if new > 0 && tokens.is_multiple_of(self.every) {
@@ -279,6 +292,7 @@ impl<'a> Soak<'a> {
         out.end_live = self.usage().live.buffers;
         let steady = out.slope_per_token.abs() <= self.args.fail_slope;
         let back = out.end_live == base.live.buffers || self.args.fail_slope > 0.0;
+        let back = back && self.engine.executor().all_free();
         let same = out.plans == self.engine.executor().plans();
         out.verdict = match out.died_at {
             Some(_) => "limit",
