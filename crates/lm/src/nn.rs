@@ -238,9 +238,9 @@ impl Moe {
 /// What comes after attention in a block.
 pub enum FeedForward {
     /// One MLP for all tokens.
-    Dense(Mlp),
+    Dense(Box<Mlp>),
     /// Experts.
-    Moe(Moe),
+    Moe(Box<Moe>),
 }
 
 impl FeedForward {
@@ -253,8 +253,8 @@ impl FeedForward {
             !m.dense_layers.contains(&layer) && (layer + 1).is_multiple_of(m.every)
         };
         match c.moe.as_ref().filter(sparse) {
-            Some(moe) => Ok(Self::Moe(Moe::load(w, c, moe)?)),
-            None => Ok(Self::Dense(Mlp::load(w, c, c.intermediate, Map::Silu)?)),
+            Some(moe) => Ok(Self::Moe(Box::new(Moe::load(w, c, moe)?))),
+            None => Ok(Self::Dense(Box::new(Mlp::load(w, c, c.intermediate, Map::Silu)?))),
         }
     }
 
