@@ -13,7 +13,7 @@ const LONG_FILES: &[(&str, &str)] = &[];
 /// Lines of a function: above the first it is counted, above the second it is refused.
 const FUNCTION_LINES: (usize, usize) = (60, 100);
 /// How many functions may be above the soft budget. It may only go down.
-const LONG_FUNCTIONS: usize = 2;
+const LONG_FUNCTIONS: usize = 1;
 /// Columns of code, and of lines that hold a comment, a string or a macro's body, which rustfmt leaves alone.
 const COLUMNS: (usize, usize) = (100, 122);
 /// Where `unsafe` is allowed outside of `crates/array/`: a test's counting allocator.

@@ -80,14 +80,8 @@ fn run_fast(c: &Context<'_>, node: usize) {
 
 fn run_plain(c: &Context<'_>, node: usize) {
     match c.plan.nodes[node].op {
-        Op::Add { a, b } => {
-            let (a, b) = (c.get(a), c.get(b));
-            reference::fill(&c.out(node), |i, j| a.row(i)[j] + b.row(i)[j]);
-        }
-        Op::Apply { x, f } => {
-            let x = c.get(x);
-            reference::fill(&c.out(node), |i, j| reference::map(f, x.row(i)[j]));
-        }
+        Op::Add { a, b } => reference::add(c.get(a), c.get(b), &c.out(node)),
+        Op::Apply { x, f } => reference::apply(f, c.get(x), &c.out(node)),
         Op::Gate { gate, x, f } => {
             let (g, x) = (c.get(gate), c.get(x));
             let at = |j: usize| if g.cols == 1 { 0 } else { j };

@@ -30,6 +30,14 @@ pub(super) fn fill(out: &MatMut<'_>, f: impl Fn(usize, usize) -> f32) {
     }
 }
 
+pub(super) fn add(a: Mat<'_>, b: Mat<'_>, out: &MatMut<'_>) {
+    fill(out, |i, j| a.row(i)[j] + b.row(i)[j]);
+}
+
+pub(super) fn apply(f: Map, x: Mat<'_>, out: &MatMut<'_>) {
+    fill(out, |i, j| map(f, x.row(i)[j]));
+}
+
 fn mean_square(x: &[f32]) -> f32 {
     x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32
 }

@@ -15,7 +15,8 @@ pub(super) type uint32x4_t = [u32; 4];
 pub(super) type float32x4_t = [f32; 4];
 
 macro_rules! shims {
-    ($(fn $name:ident $(<const $n:ident>)? ($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $body:expr;)*) => {
+    ($(fn $name:ident $(<const $n:ident>)? ($($arg:ident: $ty:ty),*)
+        $(-> $ret:ty)? = $body:expr;)*) => {
         $(#[inline(always)]
         pub(super) unsafe fn $name $(<const $n: i32>)? ($($arg: $ty),*) $(-> $ret)? {
             // SAFETY: the caller's pointers are good, as for the intrinsic.

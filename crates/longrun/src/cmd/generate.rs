@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use longrun_lm::array::Limits;
+use longrun_lm::array::{Count, Limits};
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event, FinishReason, Request};
+use longrun_lm::executor::Executor;
 use longrun_lm::sample::{Choice, SamplingOverrides, SamplingParams};
 use longrun_lm::source::ModelSource;
 use longrun_lm::text::{ChatInput, CompletionText};
@@ -123,10 +124,29 @@ struct Outcome {
     finish_reason: &'static str,
     prompt_seconds: f64,
     seconds: f64,
-    start: longrun_lm::array::Count,
-    end: longrun_lm::array::Count,
+    start: Count,
+    end: Count,
     device: String,
     plans: usize,
+}
+
+impl Outcome {
+    /// Before the first token.
+    fn new(exec: &Executor, request: &Request) -> Self {
+        let start = exec.usage().live;
+        Self {
+            text: String::new(),
+            prompt_ids: request.prompt.clone(),
+            choices: Vec::new(),
+            finish_reason: "length",
+            prompt_seconds: 0.0,
+            seconds: 0.0,
+            start,
+            end: start,
+            device: exec.device_name(),
+            plans: exec.plans(),
+        }
+    }
 }
 
 /// What becomes of the ids; `None` for a tiny model, whose ids are no text.
@@ -139,26 +159,13 @@ fn completion_text(args: &GenerateArgs, source: &ModelSource) -> Result<Option<C
 }
 
 fn complete(
-    exec: longrun_lm::executor::Executor,
+    exec: Executor,
     request: Request,
     mut text: Option<CompletionText>,
     args: &GenerateArgs,
 ) -> Result<Outcome> {
-    let prompt_ids = request.prompt.clone();
-    let start = exec.usage().live;
+    let mut outcome = Outcome::new(&exec, &request);
     let mut engine = Engine::new(exec);
-    let mut outcome = Outcome {
-        text: String::new(),
-        prompt_ids,
-        choices: Vec::new(),
-        finish_reason: "length",
-        prompt_seconds: 0.0,
-        seconds: 0.0,
-        start,
-        end: start,
-        device: engine.executor().device_name(),
-        plans: engine.executor().plans(),
-    };
     let bar = show::bar("reading the prompt");
     let began = Instant::now();
     let row = engine.admit(request)?;
