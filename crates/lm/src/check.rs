@@ -100,7 +100,7 @@ pub fn read_vectors(bytes: &[u8]) -> Result<Vec<Vector>> {
         let name = if prefix.is_empty() { "prompt" } else { prefix.trim_end_matches('_') };
         vectors.push(Vector { name: name.to_owned(), prompt, logits, greedy });
     }
-    vectors.sort_by(|a, b| b.prompt.len().cmp(&a.prompt.len()));
+    vectors.sort_by_key(|v| std::cmp::Reverse(v.prompt.len()));
     if vectors.is_empty() {
         return Err(Error::file("it has no tensor whose name ends in \"prompt\""));
     }

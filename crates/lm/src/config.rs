@@ -269,8 +269,8 @@ fn mixers(
     let interval = f.size_or("full_attention_interval", 4)?;
     let sliding = f.bool_or("use_sliding_window", family == Family::Mistral)?;
     let kind = |i: usize| match family {
-        Family::Gemma3 if (i + 1) % pattern != 0 => Mixer::Sliding,
-        _ if family.is_hybrid() && (i + 1) % interval != 0 => Mixer::Linear,
+        Family::Gemma3 if !(i + 1).is_multiple_of(pattern) => Mixer::Sliding,
+        _ if family.is_hybrid() && !(i + 1).is_multiple_of(interval) => Mixer::Linear,
         Family::Mistral | Family::Qwen2 | Family::Qwen3 if sliding && window.is_some() => {
             Mixer::Sliding
         }

@@ -10,7 +10,7 @@ use crate::args::CheckArgs;
 use crate::{model, show};
 
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
-    if !(args.tolerance >= 0.0) {
+    if args.tolerance.is_nan() || args.tolerance < 0.0 {
         return Err(Error::usage("must be 0 or more").at("--tolerance"));
     }
     let checkpoint = Checkpoint::open(&args.model)?;

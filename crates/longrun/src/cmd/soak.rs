@@ -118,7 +118,7 @@ impl<'a> Soak<'a> {
         if args.tokens == 0 {
             return Err(Error::usage("must be positive").at("--tokens"));
         }
-        if !(args.fail_slope >= 0.0) {
+        if args.fail_slope.is_nan() || args.fail_slope < 0.0 {
             return Err(Error::usage("must be 0 or more").at("--fail-slope"));
         }
         let need = args.tokens.saturating_add(PROMPT);
