@@ -31,7 +31,7 @@ const LEAKS: [(&str, usize, usize); 3] =
 fn each_leak_dies_at_its_own_token() {
     let mut tokens = Vec::new();
     for (inject, chains, every) in LEAKS {
-        let (run, json) = soak(inject, inject, LIMIT, 3_000, &[]);
+        let (run, json) = soak(inject, inject, LIMIT, 3_000, &["--report-every", "10"]);
         assert_eq!(run.code, 2, "{inject}: {}{}", run.stdout, run.stderr);
         assert!(run.stderr.contains("objects, not bytes") && run.stderr.contains("lab"));
         assert_eq!(json["verdict"], "limit");
@@ -65,7 +65,7 @@ fn healing_keeps_it_alive() {
         let more = ["--heal-every", "40"];
         let (run, json) = soak(&format!("heal_{inject}"), inject, LIMIT, 1_600, &more);
         assert_eq!(run.code, 0, "{inject}: {}{}", run.stdout, run.stderr);
-        assert!(inject == "pooling" || number(&json, "tokens") > number(&json, "predicted_token"));
+        assert!(number(&json, "tokens") > number(&json, "predicted_token"));
         assert_eq!(json["slope_per_token"].as_f64(), Some(0.0));
         assert!(json["died_at"].is_null());
         assert!(number(&json, "flagged_at") >= 1, "it still leaks between");
