@@ -7,15 +7,18 @@ use std::fs;
 use common::{copy_of, golden, longrun, scratch};
 use serde_json::Value;
 
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 12] = [
     "llama",
     "llama3_rope",
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3_yarn",
+    "llama_linear",
     "qwen3_moe",
     "gemma3",
     "qwen3_next",
+    "qwen3_5",
     "qwen3_5_moe",
 ];
 

@@ -212,7 +212,8 @@ impl<'a> Soak<'a> {
             }
             tokens += new;
             self.heal(tokens, new);
-            if new > 0 && tokens.is_multiple_of(self.every) {
+            let alone = tokens >= self.args.tokens && self.samples.is_empty();
+            if new > 0 && (tokens.is_multiple_of(self.every) || alone) {
                 let rate = (tokens - mark.1) as f64 / mark.0.elapsed().as_secs_f64();
                 mark = (Instant::now(), tokens);
                 self.sample(tokens, rate)?;
