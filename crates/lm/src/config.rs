@@ -21,8 +21,8 @@ pub enum Family {
     Qwen3Next,
     Qwen35,
     Qwen35Moe,
-    /// Attention whose values are its keys, with a value cache that is written and never read (for tests and soaks
-    /// only): the cache half whose lazy chain kills other engines.
+    /// llama with a second value cache that is written and never read (for tests and soaks only): the cache half whose
+    /// lazy chain kills other engines.
     DeadValues,
 }
 

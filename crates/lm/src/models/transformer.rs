@@ -1,8 +1,7 @@
 //! The plain pre-norm transformer: llama, mistral (a window), qwen2 (biases), qwen3 (norms over heads), qwen3_moe
 //! (experts).
 //!
-//! `dead_values` is the lab animal: the values it attends to are its keys, and the values it projects go into a cache
-//! that nobody reads.
+//! `dead_values` is the lab animal: its values also go into a second cache that nobody reads.
 
 use longrun_array::{Step, Tensor, Weight};
 
