@@ -180,7 +180,7 @@ impl Config {
             let what = format!("{head_dim} columns of a head can't be rotated in pairs");
             return Err(Error::file(what).at("head_dim"));
         }
-        check_activation(&f)?;
+        check_activation(&f, family)?;
         let window = f.size_opt("sliding_window")?;
         let mixers = mixers(&f, family, layers, window)?;
         let (rope, sliding_rope) = ropes(&f, family, head_dim)?;
@@ -235,12 +235,16 @@ pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
     }
 }
 
-fn check_activation(f: &Fields<'_>) -> Result<()> {
+fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {
     let name = f.str("hidden_activation")?.or(f.str("hidden_act")?);
+    let gemma = family == Family::Gemma3;
     match name {
-        None | Some("silu" | "swish" | "gelu_pytorch_tanh" | "gelu_tanh") => Ok(()),
+        None => Ok(()),
+        Some("silu" | "swish") if !gemma => Ok(()),
+        Some("gelu_pytorch_tanh" | "gelu_tanh") if gemma => Ok(()),
         Some(other) => {
-            Err(Error::unsupported(format!("activation \"{other}\" is not known")).at("hidden_act"))
+            let what = format!("activation \"{other}\" is not known for {}", family.name());
+            Err(Error::unsupported(what).at("hidden_act"))
         }
     }
 }
