@@ -17,6 +17,10 @@ pub enum Family {
     Qwen2,
     Qwen3,
     Qwen3Moe,
+    SmolLm3,
+    Qwen2Moe,
+    Mixtral,
+    Gemma2,
     Gemma3,
     Qwen3Next,
     Qwen35,
@@ -28,12 +32,16 @@ pub enum Family {
 
 impl Family {
     /// Every family with its `model_type` names; the first is the one that people use.
-    pub const NAMES: [(Self, &'static [&'static str]); 10] = [
+    pub const NAMES: [(Self, &'static [&'static str]); 14] = [
         (Self::Llama, &["llama"]),
         (Self::Mistral, &["mistral"]),
         (Self::Qwen2, &["qwen2"]),
         (Self::Qwen3, &["qwen3"]),
         (Self::Qwen3Moe, &["qwen3_moe"]),
+        (Self::SmolLm3, &["smollm3"]),
+        (Self::Qwen2Moe, &["qwen2_moe"]),
+        (Self::Mixtral, &["mixtral"]),
+        (Self::Gemma2, &["gemma2"]),
         (Self::Gemma3, &["gemma3", "gemma3_text"]),
         (Self::Qwen3Next, &["qwen3_next"]),
         (Self::Qwen35, &["qwen3_5", "qwen3_5_text"]),
@@ -60,6 +68,20 @@ impl Family {
     /// The name that people use.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(f, _)| *f == self).map_or("?", |(_, names)| names[0])
+    }
+
+    fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// Queries, keys and values have biases, and the output has none.
+    fn has_qkv_bias(self) -> bool {
+        matches!(self, Self::Qwen2 | Self::Qwen2Moe)
+    }
+
+    fn has_experts(self) -> bool {
+        use Family::{Mixtral, Qwen2Moe, Qwen3Moe, Qwen3Next, Qwen35Moe};
+        matches!(self, Qwen2Moe | Qwen3Moe | Mixtral | Qwen3Next | Qwen35Moe)
     }
 
     fn is_hybrid(self) -> bool {
@@ -129,6 +151,8 @@ pub struct Config {
     pub mixers: Vec<Mixer>,
     /// The window of sliding layers.
     pub window: Option<usize>,
+    /// Whether each layer rotates its queries and keys.
+    pub rotates: Vec<bool>,
     pub rope: RopeSpec,
     /// The positions of sliding layers where they differ.
     pub sliding_rope: Option<RopeSpec>,
@@ -181,11 +205,13 @@ impl Config {
             return Err(Error::file(what).at("head_dim"));
         }
         check_activation(&f, family)?;
-        let window = f.size_opt("sliding_window")?;
+        // Some writers say "no window" with a 0.
+        let no_window = f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
+        let window = if no_window { None } else { f.size_opt("sliding_window")? };
         let mixers = mixers(&f, family, layers, window)?;
         let (rope, sliding_rope) = ropes(&f, family, head_dim)?;
-        let moe = matches!(family, Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen35Moe);
-        let gemma = family == Family::Gemma3;
+        let rotates = rotates(&f, family, layers)?;
+        let gemma = family.is_gemma();
         let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
         let shifted = f.bool_or("norm_weight_shifted", false)?;
         Ok(Self {
@@ -204,15 +230,16 @@ impl Config {
             window,
             rope,
             sliding_rope,
+            rotates,
             rope_interleaved: f.bool_or("rope_interleaved", false)?,
-            attention_bias: f.bool_or("attention_bias", family == Family::Qwen2)?,
-            output_bias: f.bool_or("attention_bias", false)? && family != Family::Qwen2,
+            attention_bias: f.bool_or("attention_bias", family.has_qkv_bias())?,
+            output_bias: f.bool_or("attention_bias", false)? && !family.has_qkv_bias(),
             mlp_bias: f.bool_or("mlp_bias", false)?,
             scale: if gemma { scalar.powf(-0.5) as f32 } else { (head_dim as f32).powf(-0.5) },
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
             norms_less_one: (gemma || family.is_hybrid()) && !shifted,
-            moe: if moe { Some(experts(&f, family)?) } else { None },
+            moe: if family.has_experts() { Some(experts(&f, family)?) } else { None },
             delta: if family.is_hybrid() { Some(delta(&f)?) } else { None },
             eos: ids(f.get("eos_token_id"))?,
         })
@@ -237,7 +264,7 @@ pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
 
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {
     let name = f.str("hidden_activation")?.or(f.str("hidden_act")?);
-    let gemma = family == Family::Gemma3;
+    let gemma = family.is_gemma();
     match name {
         None => Ok(()),
         Some("silu" | "swish") if !gemma => Ok(()),
@@ -274,16 +301,33 @@ fn mixers(
     let sliding = f.bool_or("use_sliding_window", family == Family::Mistral)?;
     let kind = |i: usize| match family {
         Family::Gemma3 if !(i + 1).is_multiple_of(pattern) => Mixer::Sliding,
+        Family::Gemma2 if i.is_multiple_of(2) => Mixer::Sliding,
         _ if family.is_hybrid() && !(i + 1).is_multiple_of(interval) => Mixer::Linear,
         Family::Mistral | Family::Qwen2 | Family::Qwen3 if sliding && window.is_some() => {
             Mixer::Sliding
         }
         _ => Mixer::Full,
     };
-    if family == Family::Gemma3 && window.is_none() {
+    if family.is_gemma() && window.is_none() {
         return Err(f.missing("sliding_window"));
     }
     Ok((0..layers).map(kind).collect())
+}
+
+/// Layers whose entry in `no_rope_layers` is 0, or every n-th one of smollm3, do not rotate.
+fn rotates(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<bool>> {
+    if family != Family::SmolLm3 {
+        return Ok(vec![true; layers]);
+    }
+    let Some(list) = f.list("no_rope_layers")? else {
+        let every = f.size_or("no_rope_layer_interval", 4)?;
+        return Ok((0..layers).map(|i| !(i + 1).is_multiple_of(every)).collect());
+    };
+    if list.len() != layers {
+        let what = format!("{} entries for {layers} layers", list.len());
+        return Err(Error::file(what).at("no_rope_layers"));
+    }
+    Ok(list.iter().map(|v| v.as_u64() != Some(0)).collect())
 }
 
 fn ropes(f: &Fields<'_>, family: Family, dim: usize) -> Result<(RopeSpec, Option<RopeSpec>)> {
@@ -319,14 +363,19 @@ fn experts(f: &Fields<'_>, family: Family) -> Result<MoeConfig> {
         n.ok_or_else(|| Error::file(format!("{v} is no layer")).at("mlp_only_layers"))
     };
     let dense = f.list("mlp_only_layers")?.map(|list| list.iter().map(layer).collect());
-    let shared =
-        if family == Family::Qwen3Moe { 0 } else { f.size("shared_expert_intermediate_size")? };
+    let alone = matches!(family, Family::Qwen3Moe | Family::Mixtral);
+    let shared = if alone { 0 } else { f.size("shared_expert_intermediate_size")? };
+    let mixtral = family == Family::Mixtral;
     let moe = MoeConfig {
         experts,
         per_token: f.size("num_experts_per_tok")?,
-        intermediate: f.size("moe_intermediate_size")?,
+        intermediate: f.size(if mixtral {
+            "intermediate_size"
+        } else {
+            "moe_intermediate_size"
+        })?,
         shared_intermediate: shared,
-        renormalize: f.bool_or("norm_topk_prob", family == Family::Qwen35Moe)?,
+        renormalize: mixtral || f.bool_or("norm_topk_prob", family == Family::Qwen35Moe)?,
         dense_layers: dense.unwrap_or(Ok(Vec::new()))?,
         every: f.size_or("decoder_sparse_step", 1)?,
     };

@@ -5,7 +5,7 @@
 use longrun_array::{AttentionSpec, Map, Scoring, Step, Tensor, Weight};
 
 use crate::cache::{Caches, KvSpec};
-use crate::config::{Config, Mixer, MoeConfig};
+use crate::config::{Config, Family, Mixer, MoeConfig};
 use crate::error::Result;
 use crate::rope::RopeSpec;
 use crate::weights::Weights;
@@ -84,6 +84,7 @@ pub struct Attention {
     gated: bool,
     spec: AttentionSpec,
     head_dim: usize,
+    rotates: bool,
     interleaved: bool,
     slot: usize,
 }
@@ -131,6 +132,7 @@ impl Attention {
             gated: kind.gated,
             spec: AttentionSpec { heads: c.heads, scale: c.scale, window, softcap: c.softcap },
             head_dim: d,
+            rotates: c.rotates[layer],
             interleaved: c.rope_interleaved,
             slot,
         })
@@ -152,8 +154,12 @@ impl Attention {
             Some((q_norm, k_norm)) => (q_norm.apply(q), k_norm.apply(k)),
             None => (q, k),
         };
-        let q = q.rope(rope, self.head_dim, self.interleaved);
-        let k = k.rope(rope, self.head_dim, self.interleaved);
+        let (q, k) = if self.rotates {
+            let rotate = |x: Tensor<'s>| x.rope(rope, self.head_dim, self.interleaved);
+            (rotate(q), rotate(k))
+        } else {
+            (q, k)
+        };
         let (keys, values) = caches.write(self.slot, k, v);
         let y = q.attend(&keys, &values, self.spec);
         self.o.apply(if self.gated { y.gated(gate, Map::Sigmoid) } else { y })
@@ -203,7 +209,10 @@ impl Moe {
     /// A weight is missing or misshapen.
     pub fn load(w: &Weights<'_>, c: &Config, m: &MoeConfig) -> Result<Self> {
         let (h, i) = (c.hidden, m.intermediate);
-        let [gate, up] = w.gate_up(m.experts, [i, h])?;
+        let mixtral = c.family == Family::Mixtral;
+        let names =
+            if mixtral { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] };
+        let [gate, up] = w.gate_up([names[0], names[1]], m.experts, [i, h])?;
         let shared = match m.shared_intermediate {
             0 => None,
             inner => Some((
@@ -215,7 +224,7 @@ impl Moe {
             router: w.linear("gate", [m.experts, h], false)?,
             gate,
             up,
-            down: w.experts("down_proj", m.experts, [h, i])?,
+            down: w.experts(names[2], m.experts, [h, i])?,
             shared,
             k: m.per_token,
             scoring: Scoring::Softmax { renormalize: m.renormalize },

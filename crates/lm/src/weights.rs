@@ -267,19 +267,25 @@ impl<'a> Weights<'a> {
         self.load(name, spec(format), &bytes)
     }
 
-    /// The halves of the stacked `experts.gate_up_proj [experts, 2 * rows, cols]`, or the two projections.
+    /// The halves of the stacked `experts.gate_up_proj [experts, 2 * rows, cols]`, or the two projections
+    /// `names`.
     ///
     /// # Errors
     /// As [`experts`](Self::experts).
-    pub fn gate_up(&self, experts: usize, [rows, cols]: [usize; 2]) -> Result<[Weight; 2]> {
+    pub fn gate_up(
+        &self,
+        names: [&str; 2],
+        experts: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<[Weight; 2]> {
         let fused = "experts.gate_up_proj";
         let c = match self.source {
             Source::Checkpoint(c) if c.raw(&self.full(fused)).is_some() => c,
             _ => {
                 let shape = [rows, cols];
                 return Ok([
-                    self.experts("gate_proj", experts, shape)?,
-                    self.experts("up_proj", experts, shape)?,
+                    self.experts(names[0], experts, shape)?,
+                    self.experts(names[1], experts, shape)?,
                 ]);
             }
         };

@@ -7,7 +7,7 @@ use std::fs;
 use common::{copy_of, golden, longrun, scratch};
 use serde_json::Value;
 
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 16] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -20,6 +20,10 @@ const FAMILIES: [&str; 12] = [
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
+    "smollm3",
+    "qwen2_moe",
+    "mixtral",
+    "gemma2",
 ];
 
 #[test]

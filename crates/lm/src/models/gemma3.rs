@@ -1,11 +1,13 @@
-//! Gemma 3 (text): a norm before and after each half of a block, scaled embeddings, GELU, and five windows of local
-//! attention to one layer that sees everything, with its own positions.
+//! Gemma 2 and 3 (text): a norm before and after each half of a block, scaled embeddings, GELU, windows in most layers.
+//!
+//! Gemma 2 caps scores and logits, and every second layer sees everything. Gemma 3 has norms over heads instead, and
+//! every sixth layer sees everything, with its own positions.
 
 use longrun_array::{Map, Step, Tensor, Weight};
 
 use super::Model;
 use crate::cache::{CacheSpec, Caches, KvSpec};
-use crate::config::{Config, Mixer};
+use crate::config::{Config, Family, Mixer};
 use crate::error::Result;
 use crate::nn::{Attention, AttentionKind, Head, Mlp, RmsNorm, Rope};
 use crate::weights::Weights;
@@ -22,7 +24,7 @@ struct Layer {
 
 impl Layer {
     fn load(w: &Weights<'_>, c: &Config, i: usize) -> Result<Self> {
-        let kind = AttentionKind { norms: true, gated: false };
+        let kind = AttentionKind { norms: c.family == Family::Gemma3, gated: false };
         Ok(Self {
             input_norm: w.norm("input_layernorm", c.hidden)?,
             attention: Attention::load(&w.at("self_attn"), c, i, i, kind)?,

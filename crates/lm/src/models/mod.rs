@@ -43,8 +43,11 @@ pub fn load(
         | Family::Qwen2
         | Family::Qwen3
         | Family::Qwen3Moe
+        | Family::SmolLm3
+        | Family::Qwen2Moe
+        | Family::Mixtral
         | Family::DeadValues => Box::new(transformer::Transformer::load(w, config)?),
-        Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
+        Family::Gemma2 | Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }

@@ -1,5 +1,5 @@
-//! The plain pre-norm transformer: llama, mistral (a window), qwen2 (biases), qwen3 (norms over heads), qwen3_moe
-//! (experts).
+//! The plain pre-norm transformer: llama, mistral (a window), qwen2 (biases), qwen3 (norms over heads), smollm3 (layers
+//! without positions), qwen2_moe, qwen3_moe and mixtral (experts).
 //!
 //! `dead_values` is the lab animal: its values also go into a second cache that nobody reads.
 
@@ -24,11 +24,12 @@ impl Layer {
     fn load(w: &Weights<'_>, c: &Config, i: usize) -> Result<Self> {
         let norms = matches!(c.family, Family::Qwen3 | Family::Qwen3Moe);
         let kind = AttentionKind { norms, gated: false };
+        let mlp = if c.family == Family::Mixtral { "block_sparse_moe" } else { "mlp" };
         Ok(Self {
             input_norm: w.norm("input_layernorm", c.hidden)?,
             attention: Attention::load(&w.at("self_attn"), c, i, i, kind)?,
             post_norm: w.norm("post_attention_layernorm", c.hidden)?,
-            mlp: FeedForward::load(&w.at("mlp"), c, i)?,
+            mlp: FeedForward::load(&w.at(mlp), c, i)?,
         })
     }
 
