@@ -205,9 +205,10 @@ impl Config {
             return Err(Error::file(what).at("head_dim"));
         }
         check_activation(&f, family)?;
-        // Some writers say "no window" with a 0.
-        let no_window = f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
-        let window = if no_window { None } else { f.size_opt("sliding_window")? };
+        // Where windows are switched off, some writers leave a 0.
+        let off = !f.bool_or("use_sliding_window", true)?;
+        let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
+        let window = if off { None } else { f.size_opt("sliding_window")? };
         let mixers = mixers(&f, family, layers, window)?;
         let (rope, sliding_rope) = ropes(&f, family, head_dim)?;
         let rotates = rotates(&f, family, layers)?;
