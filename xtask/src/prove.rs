@@ -53,7 +53,7 @@ const fn flat(
 
 const PROOFS: &[Proof] = &[
     flat(
-        "qwen3_next, 36 recurrent and 12 attention layers, 4 rows, CPU",
+        "qwen3_next, 36 recurrent and 12 attention layers, 2 rows, CPU",
         "soak --model tiny:qwen3_next --layers 48 --mode batch --tokens {tokens} --device cpu",
         &[CPU],
     ),
@@ -64,7 +64,7 @@ const PROOFS: &[Proof] = &[
     ),
     flat(
         "qwen3_5_moe, CPU",
-        "soak --model tiny:qwen3_5_moe --layers 48 --mode batch --tokens {tokens} --device cpu",
+        "soak --model tiny:qwen3_5_moe --layers 16 --mode batch --tokens {tokens} --device cpu",
         &[CPU],
     ),
     flat(

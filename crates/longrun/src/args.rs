@@ -184,7 +184,7 @@ pub(crate) struct SoakArgs {
     /// What runs beside the long completion
     #[arg(long, value_enum, default_value_t = SoakMode::Single)]
     pub(crate) mode: SoakMode,
-    /// Rows, the long one included [default: 1, or 4 for batch and churn]
+    /// Rows, the long one included [default: 1; 2 for batch, 4 for churn]
     #[arg(long, value_name = "R")]
     pub(crate) rows: Option<usize>,
     /// Tokens of the long completion
