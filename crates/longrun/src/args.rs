@@ -138,6 +138,17 @@ pub(crate) enum SoakMode {
     Churn,
 }
 
+impl SoakMode {
+    /// Rows unless told otherwise.
+    pub(crate) fn rows(self) -> usize {
+        match self {
+            Self::Single => 1,
+            Self::Batch => 2,
+            Self::Churn => 4,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SoakDevice {
     /// Runs nothing, counts all.

@@ -110,11 +110,7 @@ struct Soak<'a> {
 
 impl<'a> Soak<'a> {
     fn new(args: &'a SoakArgs, source: &ModelSource) -> Result<Self> {
-        let rows = args.rows.unwrap_or(match args.mode {
-            SoakMode::Single => 1,
-            SoakMode::Batch => 2,
-            SoakMode::Churn => 4,
-        });
+        let rows = args.rows.unwrap_or(args.mode.rows());
         if rows == 0 || (args.mode == SoakMode::Single && rows != 1) {
             let what = format!("{rows} rows in mode {:?}", args.mode);
             return Err(Error::usage(what).at("--rows").hint("use --mode batch"));
