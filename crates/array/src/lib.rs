@@ -36,6 +36,7 @@
 //! ```
 
 mod bytes;
+pub mod counting;
 pub mod cpu;
 pub mod device;
 pub mod dims;

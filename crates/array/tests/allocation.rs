@@ -2,40 +2,14 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::small::{COLS, at, prepared, replay};
 use common::{cpu, null, one, threads};
-
-/// Counts what the whole process allocates.
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+use longrun_array::counting::{CountingAllocator, calls};
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
-
-// SAFETY: hands everything to the system allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: promised by the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: promised by the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: promised by the caller.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
+static COUNTING: CountingAllocator = CountingAllocator;
 
 #[test]
 fn replays_allocate_nothing() {
@@ -45,9 +19,9 @@ fn replays_allocate_nothing() {
 }
 
 fn the_allocator_counts() {
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = calls();
     let kept = std::hint::black_box(vec![1_u8; 100]);
-    assert!(ALLOCATIONS.load(Ordering::Relaxed) > before, "{}", kept.len());
+    assert!(calls() > before, "{}", kept.len());
 }
 
 fn a_thousand_replays() {
@@ -59,13 +33,13 @@ fn a_thousand_replays() {
             replay(&mut rt, &mut inputs, &row, &mut result);
         }
         settle();
-        let (before, live) = (ALLOCATIONS.load(Ordering::Relaxed), rt.usage());
+        let (before, live) = (calls(), rt.usage());
         for past in 4..1004 {
             row.past = past;
             row.ids[0] = past as u32 % 50;
             replay(&mut rt, &mut inputs, &row, &mut result);
         }
-        let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        let made = calls() - before;
         assert_eq!(made, 0, "{}", rt.device_name());
         assert_eq!(rt.usage(), live, "{}", rt.device_name());
         assert!(result.iter().all(|x| x.is_finite()));
@@ -82,13 +56,13 @@ fn a_hundred_thousand_null_replays() {
     let (mut inputs, mut result, mut row) = (rt.inputs(), [1.0; COLS], at(0));
     replay(&mut rt, &mut inputs, &row, &mut result);
     settle();
-    let (before, usage) = (ALLOCATIONS.load(Ordering::Relaxed), rt.usage());
+    let (before, usage) = (calls(), rt.usage());
     for past in 1..100_000 {
         row.past = past;
         replay(&mut rt, &mut inputs, &row, &mut result);
         assert_eq!(rt.usage().live, usage.live);
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before);
+    assert_eq!(calls(), before);
     assert_eq!(rt.usage(), usage);
     assert_eq!(result, [0.0; COLS]);
 }

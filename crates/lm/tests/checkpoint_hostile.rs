@@ -1,58 +1,19 @@
 //! Damaged and hostile files: opening ends in a checkpoint or an error, never in a panic, and no
 //! allocation is larger than the file could justify.
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod checkpoint_build;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use checkpoint_build::{
     ARRAY, F32, Gguf, I32, Part, STRING, T_IQ4_XS, U8, array, model, safetensors, text, with_header,
 };
+use longrun_lm::array::counting::{CountingAllocator, Watch};
 use longrun_lm::checkpoint::{Checkpoint, EmbeddedFile};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// Notes the largest allocation and the most bytes live of the current thread.
-struct Counting;
-
-thread_local! {
-    static LARGEST: Cell<usize> = const { Cell::new(0) };
-    static LIVE: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-fn note(added: usize, removed: usize) {
-    LARGEST.set(LARGEST.get().max(added));
-    LIVE.set(LIVE.get() + added as isize - removed as isize);
-    PEAK.set(PEAK.get().max(LIVE.get()));
-}
-
-// SAFETY: every call is passed on to the system allocator unchanged; the counters are plain cells
-// that neither allocate nor need dropping.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(layout.size(), 0);
-        // SAFETY: the caller's promise, passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        note(0, layout.size());
-        // SAFETY: the caller's promise, passed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note(size, layout.size());
-        // SAFETY: the caller's promise, passed on.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const MIB: usize = 1 << 20;
 const CONFIG: &[u8] = br#"{"model_type":"llama","architectures":["A"],"vocab_size":5}"#;
@@ -64,9 +25,7 @@ fn survives(files: &[(&'static str, &[u8])]) -> bool {
     let files: Vec<EmbeddedFile> =
         files.iter().map(|file| (file.0, &*file.1.to_vec().leak())).collect();
     let files = files.leak();
-    LARGEST.set(0);
-    let before = LIVE.get();
-    PEAK.set(before);
+    let watch = Watch::start();
     let opened = match Checkpoint::from_embedded(files) {
         Ok(checkpoint) => {
             look_at(&checkpoint);
@@ -77,7 +36,8 @@ fn survives(files: &[(&'static str, &[u8])]) -> bool {
             false
         }
     };
-    let (largest, peak) = (LARGEST.get(), PEAK.get() - before);
+    let (largest, peak) = (watch.largest(), watch.peak());
+    assert!(largest > 0, "the allocator does not count");
     assert!(largest <= size * 4 + MIB, "{largest} bytes at once for files of {size}");
     assert!(peak <= (size * 16 + 4 * MIB) as isize, "{peak} bytes live for files of {size}");
     opened

@@ -16,9 +16,6 @@ const FUNCTION_LINES: (usize, usize) = (60, 100);
 const LONG_FUNCTIONS: usize = 1;
 /// Columns of code, and of lines that hold a comment, a string or a macro's body, which rustfmt leaves alone.
 const COLUMNS: (usize, usize) = (100, 122);
-/// Where `unsafe` is allowed outside of `crates/array/`: a test's counting allocator.
-const UNSAFE_FILES: &[&str] = &["crates/lm/tests/checkpoint_hostile.rs"];
-
 /// Modules that may not name other modules of their crate: (files, names).
 const DIRECTIONS: &[(&str, &[&str])] = &[
     // The layout of numbers and the products know no step, no device and no memory.
@@ -305,7 +302,7 @@ fn unsafe_stays_in_array_and_is_explained() {
     let mut complaints = Vec::new();
     for (name, text) in files(&["rs"]) {
         let code = code_only(&text);
-        let inside = name.starts_with("crates/array/") || UNSAFE_FILES.contains(&&*name);
+        let inside = name.starts_with("crates/array/");
         let lines: Vec<&str> = text.lines().collect();
         for (i, code) in code.lines().enumerate().filter(|(_, code)| has_word(code, "unsafe")) {
             let place = format!("{name}:{}", i + 1);
