@@ -42,7 +42,7 @@ impl InputLayout {
     }
 
     fn tables_at(&self) -> usize {
-        HEADER + 3 * self.tokens + 4 * self.rows + self.outputs
+        HEADER + 3 * self.tokens + 5 * self.rows + self.outputs
     }
 
     /// Words in the block.
@@ -77,6 +77,8 @@ pub struct RowInput<'a> {
     pub slot: u32,
     /// Which of its tokens have a result.
     pub wanted: Wanted,
+    /// What its positions are stretched by, if the model's positions can be; the same from its first token to its last.
+    pub stretch: f32,
     /// Its block tables, at most as long as their widths. Reading a position whose block is missing fails the step.
     pub tables: [&'a [u32]; TABLES],
 }
@@ -153,7 +155,7 @@ impl Inputs {
         at += l.tokens;
         w[at + t..at + t + n].fill(r as u32);
         at += l.tokens;
-        for field in [t as u32, n as u32, row.past as u32, row.slot] {
+        for field in [t as u32, n as u32, row.past as u32, row.slot, row.stretch.to_bits()] {
             w[at + r] = field;
             at += l.rows;
         }
@@ -225,6 +227,8 @@ pub struct Ragged<'a> {
     pub row_past: &'a [u32],
     /// `[rows]`, its place in slot states.
     pub row_slot: &'a [u32],
+    /// `[rows]`, what its positions are stretched by, as the bits of f32.
+    pub row_stretch: &'a [u32],
     /// `[outputs]`, the token of each result.
     pub out_token: &'a [u32],
     tables: [&'a [u32]; TABLES],
@@ -253,6 +257,7 @@ impl<'a> Ragged<'a> {
             row_count: field(l.rows, rows),
             row_past: field(l.rows, rows),
             row_slot: field(l.rows, rows),
+            row_stretch: field(l.rows, rows),
             out_token: field(l.outputs, outputs),
             tables: std::array::from_fn(|i| {
                 let at = l.table_at(i);
@@ -288,6 +293,7 @@ mod tests {
                 past: 40,
                 slot: 2,
                 wanted: Wanted::Last,
+                stretch: 1.0,
                 tables: [&[9, 8], &[1], &[], &[]],
             };
             inputs.push(row).unwrap();
@@ -310,8 +316,14 @@ mod tests {
         let key = Key::fit(1, 1, Outputs::PerRow, Head::Logits).unwrap();
         let mut inputs = Inputs::with_room(key, [1, 0, 0, 0], 64);
         inputs.begin(key);
-        let row =
-            RowInput { ids: &[1], past: 0, slot: 0, wanted: Wanted::Last, tables: [&[]; TABLES] };
+        let row = RowInput {
+            ids: &[1],
+            past: 0,
+            slot: 0,
+            wanted: Wanted::Last,
+            stretch: 1.0,
+            tables: [&[]; TABLES],
+        };
         assert!(inputs.push(RowInput { ids: &[], ..row }).is_err());
         assert!(inputs.push(RowInput { ids: &[1, 2], ..row }).is_err());
         assert!(inputs.push(RowInput { tables: [&[1, 2], &[], &[], &[]], ..row }).is_err());

@@ -27,7 +27,7 @@
 //! let live = rt.usage().live;
 //! for past in 0..1000 {
 //!     inputs.begin(key);
-//!     inputs.push(RowInput { ids: &[3], past, slot: 0, wanted: Wanted::Last, tables: [&[]; TABLES] })?;
+//!     inputs.push(RowInput { ids: &[3], past, slot: 0, wanted: Wanted::Last, stretch: 1.0, tables: [&[]; TABLES] })?;
 //!     let ticket = rt.launch(&inputs)?;
 //!     rt.wait(ticket, &mut result)?;
 //! }
@@ -67,8 +67,13 @@ pub use format::Format;
 pub use inputs::{BLOCK, Inputs, RowInput, TABLES, Wanted};
 pub use key::{Head, Key, Outputs, Rows, Tokens};
 pub use ledger::{Count, Growth, Ledger, LimitReached, Tag, Usage};
-pub use op::{DeltaHeads, Map, Op, Scoring};
+pub use op::{
+    DecayCurve, DeltaHeads, Glu, Groups, Map, Op, Score, Scoring, SsmHeads, Stretch, Values,
+};
 pub use runtime::{Limits, Runtime};
 pub use state::{State, StateKind};
-pub use step::{AttentionSpec, Delta, Param, Record, Step, Tensor, Version};
+pub use step::{
+    AttentionSpec, Choice, Delta, ExpertsUp, Param, Record, RopeHeads, Scan, Seen, SeenValues,
+    Step, Tensor, Version,
+};
 pub use weight::{Weight, WeightKind};

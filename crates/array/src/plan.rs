@@ -11,7 +11,7 @@ use crate::key::Key;
 use crate::op::{Effect, Id, Op};
 use crate::state::StateKind;
 use crate::step::Node;
-use crate::weight::WeightKind;
+use crate::weight::{WeightKind, WeightRef};
 
 /// Where a tensor lies: `offset + row * stride + column`, in f32 numbers of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,11 +167,15 @@ fn last_uses(nodes: &[Node]) -> Vec<usize> {
 fn limits(nodes: &[Node]) -> (usize, usize) {
     let (mut ids, mut slots) = (usize::MAX, usize::MAX);
     for node in nodes {
-        if let Op::Embed { table, .. } = node.op
-            && let WeightKind::Matrix(m) = table.kind
-        {
-            ids = ids.min(m.rows);
-        }
+        ids = ids.min(match node.op {
+            Op::Embed { table: WeightRef { kind: WeightKind::Matrix(m), .. }, .. } => m.rows,
+            Op::Route {
+                table: Some(WeightRef { kind: WeightKind::Vector { len }, .. }),
+                k,
+                ..
+            } => len / k,
+            _ => usize::MAX,
+        });
         for state in node.op.states().filter(|s| matches!(s.kind, StateKind::Slots { .. })) {
             slots = slots.min(state.units);
         }

@@ -12,7 +12,8 @@ use crate::{Error, Result, Runtime};
 /// How a state is laid out. All numbers are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateKind {
-    /// Paged attention keys: `[blocks, heads, dim, BLOCK]`, so that a tile of scores needs no horizontal sums.
+    /// Paged attention keys: `[blocks, heads, dim, BLOCK]`, so that a tile of scores needs no horizontal sums. They may
+    /// be their own values.
     Keys {
         /// Key heads.
         heads: usize,
@@ -54,6 +55,8 @@ pub struct StateRef {
     pub table: usize,
     /// Blocks or slots.
     pub units: usize,
+    /// Tokens that share one entry of a paged state.
+    pub every: usize,
 }
 
 /// Memory that outlives a step.
@@ -68,9 +71,24 @@ impl State {
     /// # Errors
     /// The object limit or the device's memory is reached.
     pub fn new(runtime: &Runtime, kind: StateKind, units: usize, table: usize) -> Result<Self> {
+        Self::entries(runtime, kind, units, table, 1)
+    }
+
+    /// As [`new`](Self::new), with one entry for each `every` tokens: block `j` holds the entries of positions
+    /// `j * BLOCK * every..`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn entries(
+        runtime: &Runtime,
+        kind: StateKind,
+        units: usize,
+        table: usize,
+        every: usize,
+    ) -> Result<Self> {
         let bytes = units.saturating_mul(kind.unit()).saturating_mul(4);
         let buffer = runtime.memory().allocate(bytes, Tag::State, Growth::Admit)?;
-        let r = StateRef { buffer: buffer.id, kind, table, units };
+        let r = StateRef { buffer: buffer.id, kind, table, units, every };
         Ok(Self { buffer, r })
     }
 

@@ -4,8 +4,14 @@
 #[path = "conformance/cases.rs"]
 mod cases;
 mod common;
+#[path = "conformance/compressed.rs"]
+mod compressed;
+#[path = "conformance/hyper.rs"]
+mod hyper;
 #[path = "conformance/matrices.rs"]
 mod matrices;
+#[path = "conformance/recurrent.rs"]
+mod recurrent;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -33,25 +39,35 @@ macro_rules! table {
 table! {
     Embed: cases::embed, 0.0;
     RopeTable: cases::rope_table, 1e-6;
+    PositionScale: cases::position_scale, 1e-6;
     Columns: cases::columns, 0.0;
+    Concat: cases::concat, 0.0;
     TakeOutputs: cases::take_outputs, 0.0;
     Add: cases::add, 0.0;
     Apply: cases::apply, 1e-6;
     Gate: cases::gate, 1e-6;
     RmsNorm: cases::rms_norm, 2e-6;
     GatedRmsNorm: cases::gated_rms_norm, 2e-6;
+    LayerNorm: cases::layer_norm, 5e-6;
     UnitNorm: cases::unit_norm, 2e-6;
     Linear: cases::linear, 1e-5;
+    GroupedLinear: cases::grouped_linear, 1e-5;
     Route: cases::route, 1e-6;
     ExpertsUp: cases::experts_up, 1e-5;
     ExpertsDown: cases::experts_down, 1e-5;
+    HyperWeights: hyper::weights, 1e-5;
+    HyperIn: hyper::mix_in, 1e-6;
+    HyperOut: hyper::mix_out, 1e-6;
     Rope: cases::rope, 2e-6;
     WriteKv: cases::write_kv, 0.0;
     Attention: cases::attention, 1e-5;
+    Select: compressed::select, 0.0;
+    Pool: compressed::pool, 1e-5;
     Conv: cases::conv, 2e-6;
     // Two units in the last place of running sums below 256, which are rounded to f32 by definition.
     Decay: cases::decay, 3.1e-5;
     DeltaRule: cases::delta_rule, 1e-5;
+    Ssm: recurrent::ssm, 1e-5;
     Emit: cases::emit, 0.0;
 }
 
@@ -109,7 +125,12 @@ fn bits(numbers: &[Vec<f32>]) -> impl Iterator<Item = u32> {
 
 #[test]
 fn fast_kernels_agree_with_the_definitions_and_with_each_other() {
+    // One operation at a time while it is written: LONGRUN_OP=Select.
+    let only = std::env::var("LONGRUN_OP").ok();
     for (name, case, tolerance) in TABLE {
+        if only.as_ref().is_some_and(|only| only != name) {
+            continue;
+        }
         for seed in 1..=3 {
             let want = run(*case, seed, common::definition());
             let snake = |op: &String| op.replace('_', "") == name.to_lowercase();

@@ -43,7 +43,7 @@ fn parts(rt: &Runtime) -> (Weight, Weight, State) {
 
 fn prepare(rt: &mut Runtime, (table, taps, state): &(Weight, Weight, State), keys: &[Key]) {
     let write = |step: Step<'_>| {
-        let (y, _) = step.ids().embed(table, 1.0).conv(taps, step.open(state), Map::Silu);
+        let (y, _) = step.ids().embed(table, 1.0).conv(taps, None, step.open(state), Map::Silu);
         step.emit(y.take_outputs());
     };
     rt.prepare(&net(write), keys, [0; TABLES]).unwrap();

@@ -11,8 +11,8 @@ use common::{
 };
 use longrun_array::matmul::Isa;
 use longrun_array::{
-    AttentionSpec, CpuOptions, Delta, DeltaHeads, Format, Map, Record, Runtime, Scoring, State,
-    StateKind, Step, Tensor, Weight,
+    AttentionSpec, CpuOptions, DecayCurve, Delta, DeltaHeads, ExpertsUp, Format, Map, Record,
+    Runtime, Scoring, State, StateKind, Step, Tensor, Weight,
 };
 use proptest::prelude::*;
 
@@ -119,10 +119,11 @@ impl Tiny {
         let step = x.step();
         let mixed = self.norm(x).linear(&self.mixer, None);
         let [mixed, a, b] = mixed.split([MIXED, DELTA.hv, DELTA.hv]);
-        let (mixed, _) = mixed.conv(&self.taps, step.open(&self.window), Map::Silu);
+        let (mixed, _) = mixed.conv(&self.taps, None, step.open(&self.window), Map::Silu);
         let [q, k, v] = mixed.split([DELTA.keys(), DELTA.keys(), DELTA.values()]);
         let [q, k] = [q, k].map(|x| x.unit_norm(DELTA.dk, 1e-6, 1.0));
-        let (decay, _) = a.decay(&self.neg_a, &self.bias, step.open(&self.sums));
+        let (decay, _) =
+            a.decay(&self.neg_a, &self.bias, step.open(&self.sums), DecayCurve::Softplus);
         let beta = b.apply(Map::Sigmoid);
         let (y, _) = Delta { q, k, v, decay, beta }.rule(DELTA, step.open(&self.memory));
         x + y.unit_norm(DELTA.dv, 1e-6, 1.0).linear(&self.delta_out, None)
@@ -131,9 +132,11 @@ impl Tiny {
     fn route<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
         let h = self.norm(x);
         let routing = h.linear(&self.router, None);
-        let routing = routing.route(RANKS, Scoring::Softmax { renormalize: true });
+        let routing = routing.route(RANKS, Scoring::softmax(true));
         let [gate, up, down] = &self.experts;
-        x + h.experts_up(routing, gate, up, Map::Silu).experts_down(routing, down)
+        x + h
+            .experts_up(routing, ExpertsUp::gated(gate, up, Map::Silu))
+            .experts_down(routing, down, None)
     }
 }
 

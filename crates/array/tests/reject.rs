@@ -4,8 +4,8 @@ mod common;
 
 use common::{net, null, one, run_step, spec, token};
 use longrun_array::{
-    AttentionSpec, Delta, DeltaHeads, Error, Format, Head, Key, Map, MatrixSpec, Outputs, Runtime,
-    Scoring, State, StateKind, Step, TABLES, Wanted, Weight,
+    AttentionSpec, DecayCurve, Delta, DeltaHeads, Error, ExpertsUp, Format, Head, Key, Map,
+    MatrixSpec, Outputs, Runtime, Scoring, State, StateKind, Step, TABLES, Wanted, Weight,
 };
 
 /// A runtime with one weight and state of each kind.
@@ -68,7 +68,7 @@ fn x<'s>(rig: &Rig, step: Step<'s>) -> longrun_array::Tensor<'s> {
 const SPEC: AttentionSpec = AttentionSpec { heads: 3, scale: 1.0, window: None, softcap: None };
 const WIDER: AttentionSpec = AttentionSpec { heads: 4, ..SPEC };
 const BLIND: AttentionSpec = AttentionSpec { window: Some(0), ..SPEC };
-const SOFTMAX: Scoring = Scoring::Softmax { renormalize: true };
+const SOFTMAX: Scoring = Scoring::softmax(true);
 
 #[test]
 #[rustfmt::skip] // one line each: the line is part of what is checked
@@ -92,9 +92,9 @@ fn a_wrong_step_is_refused_with_the_line_that_wrote_it() {
     refused("unit_norm", line!(), "12 columns in groups of 5", |r, s| { let _ = x(r, s).unit_norm(5, 1e-5, 1.0); });
     refused("unit_norm", line!(), "groups of 0", |r, s| { let _ = x(r, s).unit_norm(0, 1e-5, 1.0); });
     refused("route", line!(), "13 of 12 experts", |r, s| { let _ = x(r, s).route(13, SOFTMAX); });
-    refused("experts_up", line!(), "differ", |r, s| { let _ = x(r, s).experts_up(x(r, s).route(2, SOFTMAX), &r.stack, &r.matrix, Map::Silu); });
-    refused("experts_up", line!(), "rows of", |r, s| { let _ = x(r, s).take_outputs().experts_up(x(r, s).route(2, SOFTMAX), &r.stack, &r.stack, Map::Silu); });
-    refused("experts_down", line!(), "routing of 3 columns", |r, s| { let _ = x(r, s).experts_down(x(r, s).columns(0, 3), &r.stack); });
+    refused("experts_up", line!(), "differ", |r, s| { let _ = x(r, s).experts_up(x(r, s).route(2, SOFTMAX), ExpertsUp::gated(&r.stack, &r.matrix, Map::Silu)); });
+    refused("experts_up", line!(), "rows of", |r, s| { let _ = x(r, s).take_outputs().experts_up(x(r, s).route(2, SOFTMAX), ExpertsUp::gated(&r.stack, &r.stack, Map::Silu)); });
+    refused("experts_down", line!(), "routing of 3 columns", |r, s| { let _ = x(r, s).experts_down(x(r, s).columns(0, 3), &r.stack, None); });
     refused("open", line!(), "the state is open already", |r, s| { let _ = (s.open(&r.keys), s.open(&r.keys)); });
     refused("write_kv", line!(), "wants a paged state", |r, s| { let _ = s.open(&r.slots).write(x(r, s)); });
     refused("write_kv", line!(), "x has 5 columns, the state wants 12", |r, s| { let _ = s.open(&r.keys).write(x(r, s).columns(0, 5)); });
@@ -104,12 +104,12 @@ fn a_wrong_step_is_refused_with_the_line_that_wrote_it() {
     refused("attention", line!(), "a softcap of Some(0.0)", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.values), AttentionSpec { softcap: Some(0.0), ..SPEC }); });
     refused("attention", line!(), "a window of 0", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.values), BLIND); });
     refused("attention", line!(), "wants all tokens", |r, s| { let _ = x(r, s).take_outputs().attend(&s.open(&r.keys), &s.open(&r.values), SPEC); });
-    refused("conv", line!(), "5 taps for 12 columns", |r, s| { let _ = x(r, s).conv(&r.vector, s.open(&r.slots), Map::Silu); });
-    refused("conv", line!(), "wants slots of 0", |r, s| { let _ = x(r, s).columns(0, 5).conv(&r.vector, s.open(&r.slots), Map::Silu); });
+    refused("conv", line!(), "5 taps for 12 columns", |r, s| { let _ = x(r, s).conv(&r.vector, None, s.open(&r.slots), Map::Silu); });
+    refused("conv", line!(), "wants slots of 0", |r, s| { let _ = x(r, s).columns(0, 5).conv(&r.vector, None, s.open(&r.slots), Map::Silu); });
     refused("open", line!(), "block table 4 of 4", |r, s| { let _ = s.open(&r.lost); });
-    refused("decay", line!(), "wants slots of 24", |r, s| { let _ = x(r, s).decay(&r.vector, &r.vector, s.open(&r.slots)); });
-    refused("decay", line!(), "wants slots of 10", |r, s| { let _ = x(r, s).columns(0, 5).decay(&r.vector, &r.vector, s.open(&r.slots)); });
-    refused("decay", line!(), "wants all tokens", |r, s| { let _ = x(r, s).take_outputs().decay(&r.vector, &r.vector, s.open(&r.slots)); });
+    refused("decay", line!(), "wants slots of 24", |r, s| { let _ = x(r, s).decay(&r.vector, &r.vector, s.open(&r.slots), DecayCurve::Softplus); });
+    refused("decay", line!(), "wants slots of 10", |r, s| { let _ = x(r, s).columns(0, 5).decay(&r.vector, &r.vector, s.open(&r.slots), DecayCurve::Softplus); });
+    refused("decay", line!(), "wants all tokens", |r, s| { let _ = x(r, s).take_outputs().decay(&r.vector, &r.vector, s.open(&r.slots), DecayCurve::Softplus); });
     refused("delta_rule", line!(), "columns [12, 12, 12, 12, 12], wants [2, 2, 2, 1, 1]", |r, s| { let _ = delta(x(r, s)).rule(DeltaHeads { hk: 1, hv: 1, dk: 2, dv: 2 }, s.open(&r.slots)); });
     refused("delta_rule", line!(), "value heads per key head", |r, s| { let _ = fives(x(r, s)).rule(DeltaHeads { hk: 5, hv: 12, dk: 1, dv: 1 }, s.open(&r.slots)); });
     refused("emit", line!(), "a result already", |r, s| { s.emit(x(r, s)); s.emit(x(r, s)); });
@@ -131,7 +131,7 @@ fn prepared(outputs: Outputs) -> (Runtime, Key, impl Drop) {
     let state = State::new(&rt, StateKind::Slots { len: 4 }, 3, 0).unwrap();
     let key = Key::fit(2, 4, outputs, Head::Logits).unwrap();
     let write = |step: Step<'_>| {
-        let (y, _) = step.ids().embed(&table, 1.0).conv(&taps, step.open(&state), Map::Silu);
+        let (y, _) = step.ids().embed(&table, 1.0).conv(&taps, None, step.open(&state), Map::Silu);
         step.emit(y.take_outputs());
     };
     rt.prepare(&net(write), &[key], [2, 0, 0, 0]).unwrap();

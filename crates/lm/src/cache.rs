@@ -3,41 +3,62 @@
 //! Owns the states (keys and values in blocks, recurrent records in slots), the free lists, and a sequence's place
 //! in them. A sequence is integers: joining, leaving and growing move integers, never arrays.
 
-use longrun_array::{BLOCK, Runtime, State, StateKind, Step, TABLES, Tensor, Version};
+use longrun_array::{BLOCK, Runtime, State, StateKind, Step, TABLES, Version};
 
 use crate::error::{Error, Kind, Result};
 
-/// What one attention layer keeps of each token.
+/// A paged cache of a model, by its place in [`CacheSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvSpec {
-    /// Key (and value) heads.
-    pub heads: usize,
-    /// Numbers of a head.
-    pub dim: usize,
+pub struct PagedId(usize);
+
+/// A recurrent record of a model, by its place in [`CacheSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordId(usize);
+
+/// What one paged cache keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Paged {
+    kind: StateKind,
     /// Only the last tokens are ever read.
-    pub window: Option<usize>,
-    /// A second value cache that is written and never read.
-    pub dead_values: bool,
+    window: Option<usize>,
+    /// Tokens that share one entry.
+    every: usize,
 }
 
-/// What one recurrent layer keeps of each sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeltaSpec {
-    /// Numbers of the convolution window.
-    pub window: usize,
-    /// Running sums of decays.
-    pub sums: usize,
-    /// Numbers of the memory.
-    pub memory: usize,
-}
-
-/// What a model keeps.
+/// What a model keeps between steps. Layers add what they need while they load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheSpec {
-    /// Attention layers in order.
-    pub kv: Vec<KvSpec>,
-    /// Recurrent layers in order.
-    pub delta: Vec<DeltaSpec>,
+    paged: Vec<Paged>,
+    records: Vec<usize>,
+}
+
+impl CacheSpec {
+    fn add(&mut self, kind: StateKind, window: Option<usize>, every: usize) -> PagedId {
+        self.paged.push(Paged { kind, window, every });
+        PagedId(self.paged.len() - 1)
+    }
+
+    /// Keys of each token, `heads` of `dim` numbers. With one head they may be their own values. With a window only the
+    /// last tokens are ever read.
+    pub fn keys(&mut self, heads: usize, dim: usize, window: Option<usize>) -> PagedId {
+        self.add(StateKind::Keys { heads, dim }, window, 1)
+    }
+
+    /// Values of each token, alike.
+    pub fn values(&mut self, heads: usize, dim: usize, window: Option<usize>) -> PagedId {
+        self.add(StateKind::Values { heads, dim }, window, 1)
+    }
+
+    /// One key of `dim` numbers for each `every` tokens.
+    pub fn entries(&mut self, dim: usize, every: usize) -> PagedId {
+        self.add(StateKind::Keys { heads: 1, dim }, None, every)
+    }
+
+    /// A record of `len` numbers for each sequence.
+    pub fn record(&mut self, len: usize) -> RecordId {
+        self.records.push(len);
+        RecordId(self.records.len() - 1)
+    }
 }
 
 /// How much room sequences get.
@@ -53,61 +74,36 @@ pub struct Room {
     pub chunk: usize,
 }
 
-struct Kv {
-    keys: State,
-    values: State,
-    dead: Option<State>,
-}
-
-struct Delta {
-    window: State,
-    sums: State,
-    memory: State,
-}
-
 /// The states of all layers.
 pub struct Caches {
-    kv: Vec<Kv>,
-    delta: Vec<Delta>,
+    paged: Vec<State>,
+    records: Vec<State>,
 }
 
 impl Caches {
-    /// Opens the cache of attention layer `slot`, writes this step's keys and values, and gives both to read.
+    /// Opens a paged cache for this step.
     #[track_caller]
-    pub(crate) fn write<'s>(
-        &self,
-        slot: usize,
-        k: Tensor<'s>,
-        v: Tensor<'s>,
-    ) -> (Version<'s>, Version<'s>) {
-        let (step, kv) = (k.step(), &self.kv[slot]);
-        if let Some(dead) = &kv.dead {
-            // Never read again: the write happens all the same, because every write is a root.
-            let _ = step.open(dead).write(v);
-        }
-        (step.open(&kv.keys).write(k), step.open(&kv.values).write(v))
+    pub(crate) fn paged<'s>(&self, step: Step<'s>, id: PagedId) -> Version<'s> {
+        step.open(&self.paged[id.0])
     }
 
-    /// Opens the convolution window, the decay sums and the memory of recurrent layer `slot`.
+    /// Opens a record for this step.
     #[track_caller]
-    pub(crate) fn open_delta<'s>(&self, step: Step<'s>, slot: usize) -> [Version<'s>; 3] {
-        let delta = &self.delta[slot];
-        [&delta.window, &delta.sums, &delta.memory].map(|state| step.open(state))
+    pub(crate) fn record<'s>(&self, step: Step<'s>, id: RecordId) -> Version<'s> {
+        step.open(&self.records[id.0])
     }
 
     /// Bytes of all states.
     pub fn bytes(&self) -> usize {
-        let kv = self.kv.iter().map(|kv| {
-            kv.keys.bytes() + kv.values.bytes() + kv.dead.as_ref().map_or(0, State::bytes)
-        });
-        let delta = self.delta.iter().map(|d| d.window.bytes() + d.sums.bytes() + d.memory.bytes());
-        kv.chain(delta).sum()
+        self.paged.iter().chain(&self.records).map(State::bytes).sum()
     }
 }
 
-/// Blocks of all attention layers that read equally far back: one free list, one block table a sequence.
+/// Blocks of all caches that read equally far back and have an entry for equally many tokens: one free list, one block
+/// table a sequence.
 struct BlockPool {
     window: Option<usize>,
+    every: usize,
     /// Entries of a sequence's table; block `j` is entry `j % width`.
     width: usize,
     free: Vec<u32>,
@@ -115,17 +111,22 @@ struct BlockPool {
 }
 
 impl BlockPool {
-    fn new(window: Option<usize>, room: &Room) -> Self {
-        let whole = room.context.div_ceil(BLOCK);
+    fn new(window: Option<usize>, every: usize, room: &Room) -> Self {
+        let of = |tokens: usize| tokens.div_ceil(every).div_ceil(BLOCK);
+        let whole = of(room.context);
         let (width, total) = match window {
             // The blocks that a chunk and the window behind its first token can touch.
             Some(w) => {
                 let width = ((w + room.chunk).div_ceil(BLOCK) + 1).min(whole);
                 (width, width * room.rows)
             }
-            None => (whole, room.tokens.div_ceil(BLOCK).max(whole)),
+            // Where several tokens share an entry, the last block of each row may be almost empty.
+            None => {
+                let odd = if every == 1 { 0 } else { room.rows };
+                (whole, (of(room.tokens) + odd).max(whole))
+            }
         };
-        Self { window, width, free: (0..total as u32).rev().collect(), total }
+        Self { window, every, width, free: (0..total as u32).rev().collect(), total }
     }
 
     /// The first position that a token at `pos` reads.
@@ -148,6 +149,8 @@ pub struct Sequence {
     pub slot: u32,
     /// Tokens that its states hold.
     pub past: usize,
+    /// What its positions are stretched by, from its first token to its last.
+    pub stretch: f32,
     /// Block tables, one for each pool.
     pub tables: [Vec<u32>; TABLES],
     /// The blocks held in each table, by number in the sequence.
@@ -159,36 +162,28 @@ pub struct Sequence {
 /// # Errors
 /// Memory or objects run out, or layers differ in more windows than there are block tables.
 pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, Pools)> {
-    let mut windows: Vec<Option<usize>> = Vec::new();
-    for kv in &spec.kv {
-        if !windows.contains(&kv.window) {
-            windows.push(kv.window);
+    let mut groups: Vec<(Option<usize>, usize)> = Vec::new();
+    for paged in &spec.paged {
+        if !groups.contains(&(paged.window, paged.every)) {
+            groups.push((paged.window, paged.every));
         }
     }
-    if windows.len() > TABLES {
-        let what = format!("layers with {} different windows, the most is {TABLES}", windows.len());
+    if groups.len() > TABLES {
+        let what = format!("caches with {} different windows, the most is {TABLES}", groups.len());
         return Err(Error::unsupported(what));
     }
-    let blocks: Vec<_> = windows.iter().map(|w| BlockPool::new(*w, &room)).collect();
-    let kv = spec.kv.iter().map(|kv| {
-        let table = windows.iter().position(|w| *w == kv.window).unwrap_or(0);
-        let units = blocks[table].total;
-        let KvSpec { heads, dim, .. } = *kv;
-        let values = || State::new(runtime, StateKind::Values { heads, dim }, units, table);
-        Ok(Kv {
-            keys: State::new(runtime, StateKind::Keys { heads, dim }, units, table)?,
-            values: values()?,
-            dead: if kv.dead_values { Some(values()?) } else { None },
-        })
+    let blocks: Vec<_> =
+        groups.iter().map(|(window, every)| BlockPool::new(*window, *every, &room)).collect();
+    let paged = spec.paged.iter().map(|p| {
+        let table = groups.iter().position(|g| *g == (p.window, p.every)).unwrap_or(0);
+        State::entries(runtime, p.kind, blocks[table].total, table, p.every)
     });
-    let kv = kv.collect::<Result<_>>()?;
-    let delta = spec.delta.iter().map(|d| {
-        let slots = |len| State::new(runtime, StateKind::Slots { len }, room.rows, 0);
-        Ok(Delta { window: slots(d.window)?, sums: slots(d.sums)?, memory: slots(d.memory)? })
-    });
-    let delta = delta.collect::<Result<_>>()?;
+    let paged = paged.collect::<longrun_array::Result<_>>()?;
+    let records = spec.records.iter();
+    let records = records.map(|&len| State::new(runtime, StateKind::Slots { len }, room.rows, 0));
+    let records = records.collect::<longrun_array::Result<_>>()?;
     let slots = (0..room.rows as u32).rev().collect();
-    Ok((Caches { kv, delta }, Pools { blocks, slots, room }))
+    Ok((Caches { paged, records }, Pools { blocks, slots, room }))
 }
 
 impl Pools {
@@ -208,16 +203,16 @@ impl Pools {
             && self.blocks.iter().all(|pool| pool.free.len() == pool.total)
     }
 
-    /// A place for one more sequence.
+    /// A place for one more sequence, whose positions are stretched by `stretch` (1 where they can't be).
     ///
     /// # Errors
     /// All rows are taken.
-    pub fn admit(&mut self) -> Result<Sequence> {
+    pub fn admit(&mut self, stretch: f32) -> Result<Sequence> {
         let slot = self.slots.pop().ok_or_else(|| {
             Error::new(Kind::Limit, format!("all {} rows are taken", self.room.rows))
         })?;
         let tables = std::array::from_fn(|i| vec![0; self.blocks.get(i).map_or(0, |p| p.width)]);
-        Ok(Sequence { slot, past: 0, tables, held: Default::default() })
+        Ok(Sequence { slot, past: 0, stretch, tables, held: Default::default() })
     }
 
     /// Gives everything back.
@@ -249,7 +244,7 @@ impl Pools {
             }
             held.start = held.start.max(gone).min(held.end.max(gone));
             held.end = held.end.max(held.start);
-            while held.end < end.div_ceil(BLOCK) {
+            while held.end < (end / pool.every).div_ceil(BLOCK) {
                 let block = pool.free.pop().ok_or_else(|| {
                     Error::new(
                         Kind::Limit,
@@ -288,25 +283,29 @@ mod tests {
             moves in proptest::collection::vec((0usize..4, 1usize..40), 1..120)
         ) {
             let runtime = Runtime::new(Box::new(NullDevice::new()), Limits::default());
-            let kv = |window| KvSpec { heads: 1, dim: 8, window, dead_values: false };
-            let spec = CacheSpec { kv: vec![kv(None), kv(Some(70)), kv(Some(1))], delta: vec![] };
+            let mut spec = CacheSpec::default();
+            for window in [None, Some(70), Some(1)] {
+                spec.keys(1, 8, window);
+            }
+            spec.entries(8, 4);
             let room = Room { rows: 4, context: 400, tokens: 800, chunk: 40 };
             let (_caches, mut pools) = make(&runtime, &spec, room).unwrap();
             let live = runtime.usage().live;
             let mut seqs: Vec<Option<Sequence>> = (0..4).map(|_| None).collect();
             for (who, count) in moves {
                 let Some(seq) = &mut seqs[who] else {
-                    seqs[who] = Some(pools.admit().unwrap());
+                    seqs[who] = Some(pools.admit(1.0).unwrap());
                     continue;
                 };
                 if pools.reserve(seq, count).is_err() {
                     pools.release(seqs[who].take().unwrap());
                     continue;
                 }
-                for i in 0..3 {
+                for i in 0..4 {
                     let first = pools.blocks[i].first_read(seq.past) / BLOCK;
                     prop_assert!(seq.held[i].start <= first);
-                    prop_assert!(seq.held[i].end * BLOCK >= seq.past + count);
+                    let entries = (seq.past + count) / pools.blocks[i].every;
+                    prop_assert!(seq.held[i].end * BLOCK >= entries);
                     prop_assert!(seq.held[i].len() <= pools.blocks[i].width);
                 }
                 seq.past += count;

@@ -175,7 +175,8 @@ fn check_vector(
             Mode::TokenByToken => 1,
         };
         let beside = if mode == Mode::Batched { beside } else { &[] };
-        let mut seq = exec.pools().admit()?;
+        // The reference's positions are those of a text as long as the prompt.
+        let mut seq = exec.admit(v.prompt.len())?;
         let logits = feed(exec, &mut seq, &v.prompt, chunk, beside)?;
         let agreed = greedy(exec, &mut seq, &logits, &v.greedy)?;
         exec.pools().release(seq);
@@ -198,7 +199,7 @@ fn feed(
 ) -> Result<Vec<f32>> {
     let vocab = exec.vocab();
     let mut all = Vec::with_capacity(ids.len() * vocab);
-    let mut other = if beside.is_empty() { None } else { Some(exec.pools().admit()?) };
+    let mut other = if beside.is_empty() { None } else { Some(exec.admit(beside.len())?) };
     let mut result = Ok(());
     for ids in ids.chunks(chunk) {
         let span = Span { seq: &mut *seq, ids, wanted: Wanted::All };

@@ -150,7 +150,7 @@ impl Engine {
         let sampler = Sampler::new(request.params, vocab)?;
         let mut history = sampler.history();
         history.extend(&request.prompt);
-        let seq = self.exec.pools().admit()?;
+        let seq = self.exec.admit(prompt + request.max_tokens)?;
         let id = RowId(self.next_id);
         self.next_id += 1;
         self.rows.push(Row {

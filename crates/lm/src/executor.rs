@@ -11,6 +11,7 @@ use crate::cache::{self, Caches, Pools, Room, Sequence};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::models::{self, Model};
+use crate::rope::RopeSpec;
 use crate::weights::{Progress, Source};
 
 /// One row of a step: a sequence and the tokens that it reads now.
@@ -55,6 +56,7 @@ pub struct Executor {
     inputs: Inputs,
     logits: Vec<f32>,
     vocab: usize,
+    rope: RopeSpec,
 }
 
 impl Executor {
@@ -79,7 +81,16 @@ impl Executor {
         let inputs = runtime.inputs();
         let rows = keys.iter().map(|k| k.output_capacity()).max().unwrap_or(0);
         let logits = vec![0.0; rows * config.vocab];
-        Ok(Self { runtime, bound, pools, inputs, logits, vocab: config.vocab })
+        let (vocab, rope) = (config.vocab, config.rope.clone());
+        Ok(Self { runtime, bound, pools, inputs, logits, vocab, rope })
+    }
+
+    /// A place for one more sequence, of `most` tokens at most: its positions may depend on that.
+    ///
+    /// # Errors
+    /// All rows are taken.
+    pub fn admit(&mut self, most: usize) -> Result<Sequence> {
+        self.pools.admit(self.rope.stretch(most))
     }
 
     /// The pools that sequences live in.
@@ -151,6 +162,7 @@ impl Executor {
                 past: span.seq.past,
                 slot: span.seq.slot,
                 wanted: span.wanted,
+                stretch: span.seq.stretch,
                 tables: span.seq.used_tables(),
             })?;
         }

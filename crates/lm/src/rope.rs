@@ -3,6 +3,7 @@
 //! Owns the formulas (transformers' `modeling_rope_utils`). Refuses variants whose factor depends on the length of
 //! a prompt: they would make a token depend on how it was cut.
 
+use longrun_array::Stretch;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -136,6 +137,18 @@ impl RopeSpec {
             }
         });
         scaled.map(|f| f as f32).collect()
+    }
+
+    /// How the frequencies of a row may change.
+    pub fn kind_of_stretch(&self) -> Stretch {
+        Stretch::None
+    }
+
+    /// What positions of a sequence of at most `tokens` are stretched by: settled once, at admission, so that no cut and
+    /// no neighbour can change it. 1 where the positions of all sequences are alike.
+    pub fn stretch(&self, tokens: usize) -> f32 {
+        let _ = tokens;
+        1.0
     }
 
     /// The factor on cosines and sines.

@@ -35,7 +35,7 @@ fn executor(source: &ModelSource, exact: bool) -> Executor {
 fn forced(exec: &mut Executor, case: &Value) -> usize {
     let (prompt, want) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
     let (all, vocab) = ([&prompt[..], &want].concat(), exec.vocab());
-    let mut seq = exec.pools().admit().unwrap();
+    let mut seq = exec.admit(1).unwrap();
     let span = Span { seq: &mut seq, ids: &all, wanted: Wanted::All };
     let logits = exec.run(&mut [span]).unwrap();
     let mut sure = 0;

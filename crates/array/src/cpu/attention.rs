@@ -8,7 +8,7 @@ use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, fold, per_isa, tanh};
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
-use crate::op::MOST_SHARED_HEADS;
+use crate::op::{MOST_SHARED_HEADS, Values};
 use crate::state::{StateKind, StateRef};
 
 /// Writes row `t` of `x` at its position, for every token.
@@ -37,23 +37,30 @@ pub(super) fn write_kv(c: &Context<'_>, x: Mat<'_>, state: StateRef) {
 
 /// The numbers of an attention that do not change from token to token.
 #[derive(Clone, Copy)]
-pub(super) struct Spec {
+pub(super) struct Spec<'a> {
     pub(super) keys: StateRef,
-    pub(super) values: StateRef,
+    pub(super) values: Values,
     pub(super) heads: usize,
     pub(super) scale: f32,
     pub(super) window: Option<usize>,
     pub(super) softcap: Option<f32>,
+    /// `[heads]`
+    pub(super) sinks: Option<&'a [f32]>,
+    pub(super) entries: Option<StateRef>,
+    /// Units that are seen, as [`Op::Select`](crate::Op::Select) gives them, and positions of a unit.
+    pub(super) chosen: Option<(Mat<'a>, usize)>,
 }
 
-impl Spec {
+impl Spec<'_> {
     pub(super) fn dims(&self) -> (usize, usize, usize) {
-        let (StateKind::Keys { heads, dim }, StateKind::Values { dim: dv, .. }) =
-            (self.keys.kind, self.values.kind)
-        else {
+        let StateKind::Keys { heads, dim } = self.keys.kind else {
             unreachable!("recording checks the kinds")
         };
-        (heads, dim, dv)
+        match self.values {
+            Values::Of(StateRef { kind: StateKind::Values { dim: dv, .. }, .. })
+            | Values::Keys { dim: dv } => (heads, dim, dv),
+            Values::Of(_) => unreachable!("recording checks the kinds"),
+        }
     }
 
     /// The positions that a query at `pos` sees.
@@ -64,7 +71,8 @@ impl Spec {
 
 /// Softmax attention; a piece of work is one token and one key head, with all query heads that share it.
 pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
-    let (keys, values) = (c.state(spec.keys), c.state(spec.values));
+    let Values::Of(values) = spec.values else { todo!() };
+    let (keys, values) = (c.state(spec.keys), c.state(values));
     let (kv_heads, dim, dv) = spec.dims();
     let per_key = spec.heads / kv_heads;
     let seen = |row: usize| (c.b.row_past[row] + c.b.row_count[row]) as usize;
@@ -206,7 +214,8 @@ fn weigh_lanes<const N: usize>(
 
 /// The plain twin of [`attention`]: two passes over the visible positions.
 pub(super) fn reference(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
-    let (keys, values) = (c.state(spec.keys), c.state(spec.values));
+    let Values::Of(values) = spec.values else { todo!() };
+    let (keys, values) = (c.state(spec.keys), c.state(values));
     let (kv_heads, dim, dv) = spec.dims();
     let per_key = spec.heads / kv_heads;
     for (t, h) in (0..q.rows).flat_map(|t| (0..spec.heads).map(move |h| (t, h))) {

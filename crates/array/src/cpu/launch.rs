@@ -2,11 +2,17 @@
 
 use super::attention::{self, Spec};
 use super::context::Context;
-use super::linear::Routed;
-use super::recurrent::{self, DeltaArgs};
-use super::view::MatMut;
-use super::{linear, ops, reference};
+use super::hyper::Mixing;
+use super::linear::{Routed, UpWeights};
+use super::ops::{Norm, Turns};
+use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs};
+use super::route::Router;
+use super::select::{Indexer, Pooled};
+use super::ssm::Scan;
+use super::view::{Mat, MatMut};
+use super::{hyper, linear, ops, recurrent, reference, route, select, ssm};
 use crate::op::Op;
+use crate::step::RopeHeads;
 
 /// Runs every operation of the plan in order. `plain` takes the reference kernels; `result` is the output buffer.
 pub(super) fn run(c: &Context<'_>, plain: bool, result: usize) {
@@ -24,109 +30,235 @@ pub(super) fn run(c: &Context<'_>, plain: bool, result: usize) {
     }
 }
 
+/// The arguments of operations that have several, as both kinds of kernels take them.
+impl<'a> Context<'a> {
+    fn attention(&self, op: Op) -> (Mat<'a>, Spec<'a>) {
+        let Op::Attention { q, keys, values, heads, scale, window, softcap, .. } = op else {
+            unreachable!("matched by the caller")
+        };
+        let Op::Attention { sinks, entries, chosen, .. } = op else { unreachable!("as above") };
+        let sinks = sinks.map(|w| self.vector(w));
+        let chosen = chosen.map(|c| (self.get(c.list), c.every));
+        let spec = Spec { keys, values, heads, scale, window, softcap, sinks, entries, chosen };
+        (self.get(q), spec)
+    }
+
+    fn select(&self, op: Op) -> Indexer<'a> {
+        let Op::Select { q, weights, keys, heads, k, scale } = op else {
+            unreachable!("matched by the caller")
+        };
+        Indexer { q: self.get(q), weights: self.get(weights), keys, heads, k, scale }
+    }
+
+    fn scan(&self, op: Op) -> Scan<'a> {
+        let Op::Ssm { x, b, c, dt, neg_a, bias, skip, low, high, heads, .. } = op else {
+            unreachable!("matched by the caller")
+        };
+        let [x, b, c, dt] = [x, b, c, dt].map(|id| self.get(id));
+        let [neg_a, bias, skip] = [neg_a, bias, skip].map(|w| self.vector(w));
+        Scan { x, b, c, dt, neg_a, bias, skip, limits: (low, high), heads }
+    }
+
+    fn delta(&self, op: Op) -> DeltaArgs<'a> {
+        let Op::DeltaRule { q, k, v, decay, beta, heads, .. } = op else {
+            unreachable!("matched by the caller")
+        };
+        let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| self.get(id));
+        DeltaArgs { q, k, v, decay, beta, heads }
+    }
+}
+
 fn run_fast(c: &Context<'_>, node: usize) {
-    match c.plan.nodes[node].op {
+    let op = c.plan.nodes[node].op;
+    match op {
         Op::Columns { .. } | Op::WriteKv { .. } | Op::Emit { .. } => {}
         Op::Embed { table, scale } => linear::embed(c, table, scale, &c.out(node)),
-        Op::RopeTable { freq, scale } => ops::rope_table(c, c.vector(freq), scale, &c.out(node)),
+        Op::RopeTable { freq, scale, every, stretch } => {
+            let turns = Turns { freq: c.vector(freq), scale, every, stretch };
+            ops::rope_table(c, turns, &c.out(node));
+        }
+        Op::PositionScale { beta, every } => ops::position_scale(c, beta, every, &c.out(node)),
         Op::TakeOutputs { x } => take_outputs(c, c.get(x), &c.out(node)),
+        Op::Concat { a, b, groups } => {
+            ops::concat(c, (c.get(a), c.get(b)), groups, &c.out(node));
+        }
         Op::Add { a, b } => ops::add(c, c.get(a), c.get(b), &c.out(node)),
         Op::Apply { x, f } => ops::apply(c, f, c.get(x), &c.out(node)),
         Op::Gate { gate, x, f } => ops::gate(c, f, c.get(gate), c.get(x), &c.out(node)),
-        Op::RmsNorm { x, weight, eps, .. } => {
-            ops::rms_norm(c, c.get(x), c.vector(weight), eps, &c.out(node));
+        Op::RmsNorm { x, weight, group, eps } => {
+            let norm = Norm { weight: c.vector(weight), group, eps };
+            ops::rms_norm(c, c.get(x), norm, &c.out(node));
         }
-        Op::GatedRmsNorm { x, gate, weight, eps, .. } => {
-            ops::gated_rms_norm(c, c.get(x), c.get(gate), c.vector(weight), eps, &c.out(node));
+        Op::GatedRmsNorm { x, gate, weight, group, eps, f } => {
+            let norm = Norm { weight: c.vector(weight), group, eps };
+            ops::gated_rms_norm(c, c.get(x), (c.get(gate), f), norm, &c.out(node));
+        }
+        Op::LayerNorm { x, weight, bias, eps } => {
+            let weights = (c.vector(weight), c.vector(bias), eps);
+            ops::layer_norm(c, c.get(x), weights, &c.out(node));
         }
         Op::UnitNorm { x, group, eps, scale } => {
             ops::unit_norm(c, c.get(x), (group, eps, scale), &c.out(node));
         }
+        Op::Linear { .. }
+        | Op::GroupedLinear { .. }
+        | Op::ExpertsUp { .. }
+        | Op::ExpertsDown { .. } => run_matrix(c, node),
+        Op::Route { logits, k, scoring, bias, table } => {
+            let [bias, table] = [bias, table].map(|w| w.map(|w| c.vector(w)));
+            let router = Router { k, scoring, bias, table };
+            route::route(c, c.get(logits), router, &c.out(node));
+        }
+        Op::HyperWeights { z, scale, base, n, iters, eps } => {
+            let mixing = Mixing { scale: c.vector(scale), base: c.vector(base), n, iters, eps };
+            hyper::weights(c, c.get(z), mixing, &c.out(node));
+        }
+        Op::HyperIn { streams, weights } => {
+            hyper::mix_in(c, c.get(streams), c.get(weights), &c.out(node));
+        }
+        Op::HyperOut { streams, y, weights } => {
+            hyper::mix_out(c, (c.get(streams), c.get(y), c.get(weights)), &c.out(node));
+        }
+        Op::Rope { x, table, dim, start, interleaved, inverse } => {
+            let heads = RopeHeads { dim, start, interleaved, inverse };
+            ops::rope(c, c.get(x), c.get(table), heads, &c.out(node));
+        }
+        Op::Attention { .. } => {
+            let (q, spec) = c.attention(op);
+            attention::attention(c, q, spec, &c.out(node));
+        }
+        Op::Select { .. } => select::select(c, c.select(op), &c.out(node)),
+        Op::Pool { x, gate, bias, state, every, overlap } => {
+            let (x, gate, bias) = (c.get(x), c.get(gate), c.vector(bias));
+            let pooled = Pooled { x, gate, bias, every, overlap };
+            select::pool(c, pooled, c.state(state), &c.out(node));
+        }
+        Op::Conv { x, taps, bias, state, f } => {
+            let bias = bias.map(|b| c.vector(b));
+            let args = ConvArgs { x: c.get(x), taps: c.vector(taps), bias, f };
+            recurrent::conv(c, args, c.state(state), &c.out(node));
+        }
+        Op::Decay { x, neg_a, bias, state, f } => {
+            let (neg_a, bias) = (c.vector(neg_a), c.vector(bias));
+            let args = DecayArgs { x: c.get(x), neg_a, bias, f };
+            recurrent::decay(c, args, c.state(state), &c.out(node));
+        }
+        Op::DeltaRule { state, .. } => {
+            recurrent::delta_rule(c, c.delta(op), c.state(state), &c.out(node));
+        }
+        Op::Ssm { state, .. } => ssm::ssm(c, c.scan(op), c.state(state), &c.out(node)),
+    }
+}
+
+/// Matrices: their plain twin is chosen inside.
+fn run_matrix(c: &Context<'_>, node: usize) {
+    let out = &c.out(node);
+    let routed = |x, routing| Routed { x: c.get(x), routing: c.get(routing), node };
+    match c.plan.nodes[node].op {
         Op::Linear { x, weight, bias } => {
-            linear::linear(c, c.get(x), weight, bias.map(|b| c.vector(b)), node, &c.out(node));
+            linear::linear(c, c.get(x), weight, bias.map(|b| c.vector(b)), node, out);
         }
-        Op::Route { logits, k, scoring } => {
-            ops::route(c, c.get(logits), k, scoring, &c.out(node));
+        Op::GroupedLinear { x, weight } => {
+            linear::grouped_linear(c, c.get(x), weight, node, out);
         }
-        Op::ExpertsUp { x, routing, gate, up, f } => {
-            let routed = Routed { x: c.get(x), routing: c.get(routing), node };
-            linear::experts_up(c, routed, (gate, up, f), &c.out(node));
+        Op::ExpertsUp { x, routing, gate, up, bias, f } => {
+            let bias = bias.map(|pair| pair.map(|b| c.vector(b)));
+            let weights = UpWeights { gate, up, bias, f };
+            linear::experts_up(c, routed(x, routing), weights, out);
         }
-        Op::ExpertsDown { x, routing, down } => {
-            let routed = Routed { x: c.get(x), routing: c.get(routing), node };
-            linear::experts_down(c, routed, down, &c.out(node));
+        Op::ExpertsDown { x, routing, down, bias } => {
+            let bias = bias.map(|b| c.vector(b));
+            linear::experts_down(c, routed(x, routing), (down, bias), out);
         }
-        Op::Rope { x, table, dim, interleaved } => {
-            ops::rope(c, c.get(x), c.get(table), (dim, interleaved), &c.out(node));
-        }
-        Op::Attention { q, keys, values, heads, scale, window, softcap } => {
-            let spec = Spec { keys, values, heads, scale, window, softcap };
-            attention::attention(c, c.get(q), spec, &c.out(node));
-        }
-        Op::Conv { x, taps, state, f } => {
-            recurrent::conv(c, c.get(x), c.vector(taps), c.state(state), f, &c.out(node));
-        }
-        Op::Decay { x, neg_a, bias, state } => {
-            let weights = (c.vector(neg_a), c.vector(bias));
-            recurrent::decay(c, c.get(x), weights, c.state(state), &c.out(node));
-        }
-        Op::DeltaRule { q, k, v, decay, beta, state, heads } => {
-            let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| c.get(id));
-            let args = DeltaArgs { q, k, v, decay, beta, heads };
-            recurrent::delta_rule(c, args, c.state(state), &c.out(node));
-        }
+        _ => unreachable!("only matrices come here"),
     }
 }
 
 fn run_plain(c: &Context<'_>, node: usize) {
-    match c.plan.nodes[node].op {
+    let op = c.plan.nodes[node].op;
+    match op {
         Op::Add { a, b } => reference::add(c.get(a), c.get(b), &c.out(node)),
         Op::Apply { x, f } => reference::apply(f, c.get(x), &c.out(node)),
         Op::Gate { gate, x, f } => {
             let (g, x) = (c.get(gate), c.get(x));
             let at = |j: usize| if g.cols == 1 { 0 } else { j };
-            reference::fill(&c.out(node), |i, j| reference::map(f, g.row(i)[at(j)]) * x.row(i)[j]);
+            reference::fill(&c.out(node), |i, j| reference::glu(f, g.row(i)[at(j)], x.row(i)[j]));
         }
-        Op::RopeTable { freq, scale } => {
-            reference::rope_table(c.b.positions, c.vector(freq), scale, &c.out(node));
+        Op::RopeTable { freq, scale, every, stretch } => {
+            let turns = Turns { freq: c.vector(freq), scale, every, stretch };
+            reference::rope_table(c, turns, &c.out(node));
         }
-        Op::RmsNorm { x, weight, eps, .. } => {
-            reference::rms_norm(c.get(x), c.vector(weight), eps, &c.out(node));
+        Op::PositionScale { beta, every } => {
+            reference::fill(&c.out(node), |t, _| {
+                1.0 + beta * (1.0 + (c.b.positions[t] as usize / every) as f32).ln()
+            });
         }
-        Op::GatedRmsNorm { x, gate, weight, eps, .. } => {
-            let weight = c.vector(weight);
-            reference::gated_rms_norm(c.get(x), c.get(gate), weight, eps, &c.out(node));
+        Op::RmsNorm { x, weight, group, eps } => {
+            let norm = Norm { weight: c.vector(weight), group, eps };
+            reference::rms_norm(c.get(x), norm, &c.out(node));
+        }
+        Op::GatedRmsNorm { x, gate, weight, group, eps, f } => {
+            let norm = Norm { weight: c.vector(weight), group, eps };
+            reference::gated_rms_norm(c.get(x), (c.get(gate), f), norm, &c.out(node));
+        }
+        Op::LayerNorm { x, weight, bias, eps } => {
+            let weights = (c.vector(weight), c.vector(bias), eps);
+            reference::layer_norm(c.get(x), weights, &c.out(node));
         }
         Op::UnitNorm { x, group, eps, scale } => {
             reference::unit_norm(c.get(x), (group, eps, scale), &c.out(node));
         }
-        Op::Route { logits, k, scoring } => {
-            reference::route(c.get(logits), k, scoring, &c.out(node));
+        Op::Route { logits, k, scoring, bias, table } => {
+            let [bias, table] = [bias, table].map(|w| w.map(|w| c.vector(w)));
+            let router = Router { k, scoring, bias, table };
+            route::reference(c, c.get(logits), router, &c.out(node));
         }
-        Op::Rope { x, table, dim, interleaved } => {
-            reference::rope(c.get(x), c.get(table), (dim, interleaved), &c.out(node));
+        Op::HyperWeights { z, scale, base, n, iters, eps } => {
+            let mixing = Mixing { scale: c.vector(scale), base: c.vector(base), n, iters, eps };
+            hyper::weights_reference(c.get(z), mixing, &c.out(node));
         }
-        Op::Attention { q, keys, values, heads, scale, window, softcap } => {
-            let spec = Spec { keys, values, heads, scale, window, softcap };
-            attention::reference(c, c.get(q), spec, &c.out(node));
+        Op::HyperIn { streams, weights } => {
+            hyper::mix_in_reference(c.get(streams), c.get(weights), &c.out(node));
         }
-        Op::Conv { x, taps, state, f } => {
-            reference::conv(c, c.get(x), c.vector(taps), c.state(state), f, &c.out(node));
+        Op::HyperOut { streams, y, weights } => {
+            let args = (c.get(streams), c.get(y), c.get(weights));
+            hyper::mix_out_reference(args, &c.out(node));
         }
-        Op::Decay { x, neg_a, bias, state } => {
-            let weights = (c.vector(neg_a), c.vector(bias));
-            reference::decay(c, c.get(x), weights, c.state(state), &c.out(node));
+        Op::Rope { x, table, dim, start, interleaved, inverse } => {
+            let heads = RopeHeads { dim, start, interleaved, inverse };
+            reference::rope(c.get(x), c.get(table), heads, &c.out(node));
         }
-        Op::DeltaRule { q, k, v, decay, beta, state, heads } => {
-            let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| c.get(id));
-            let args = DeltaArgs { q, k, v, decay, beta, heads };
-            reference::delta_rule(c, args, c.state(state), &c.out(node));
+        Op::Attention { .. } => {
+            let (q, spec) = c.attention(op);
+            attention::reference(c, q, spec, &c.out(node));
         }
-        // Copies, and matrices, whose twin is chosen inside of `linear`.
+        Op::Select { .. } => select::select_reference(c, c.select(op), &c.out(node)),
+        Op::Pool { x, gate, bias, state, every, overlap } => {
+            let (x, gate, bias) = (c.get(x), c.get(gate), c.vector(bias));
+            let pooled = Pooled { x, gate, bias, every, overlap };
+            select::pool_reference(c, pooled, c.state(state), &c.out(node));
+        }
+        Op::Conv { x, taps, bias, state, f } => {
+            let bias = bias.map(|b| c.vector(b));
+            let args = ConvArgs { x: c.get(x), taps: c.vector(taps), bias, f };
+            reference::conv(c, args, c.state(state), &c.out(node));
+        }
+        Op::Decay { x, neg_a, bias, state, f } => {
+            let (neg_a, bias) = (c.vector(neg_a), c.vector(bias));
+            let args = DecayArgs { x: c.get(x), neg_a, bias, f };
+            reference::decay(c, args, c.state(state), &c.out(node));
+        }
+        Op::DeltaRule { state, .. } => {
+            reference::delta_rule(c, c.delta(op), c.state(state), &c.out(node));
+        }
+        Op::Ssm { state, .. } => ssm::reference(c, c.scan(op), c.state(state), &c.out(node)),
+        // Copies, and matrices.
         Op::Columns { .. }
+        | Op::Concat { .. }
         | Op::TakeOutputs { .. }
         | Op::Embed { .. }
         | Op::Linear { .. }
+        | Op::GroupedLinear { .. }
         | Op::ExpertsUp { .. }
         | Op::ExpertsDown { .. }
         | Op::WriteKv { .. }

@@ -8,14 +8,14 @@ use std::ops::Range;
 
 use super::context::Context;
 use super::lanes::Isa;
+use super::ops::{glu, map};
 use super::pool::Pool;
-use super::reference;
 use super::view::{Mat, MatMut, share};
 use crate::device::MatrixSpec;
 use crate::matmul::{
     Output, QuantizedRows, Rows, matmul_f32, matmul_q8, quantize_activations, quantized_row_bytes,
 };
-use crate::op::{Map, Op};
+use crate::op::{Glu, Op};
 use crate::panel::{PANEL_ROWS, PanelLayout, pack_panels, unpack_row};
 use crate::plan::Plan;
 use crate::weight::{WeightKind, WeightRef};
@@ -89,7 +89,11 @@ fn quantises(spec: &MatrixSpec, exact: bool) -> bool {
 pub(super) fn scratch_bytes(plan: &Plan, node: usize, rows: usize, exact: bool) -> usize {
     let (weight, per_row) = match plan.nodes[node].op {
         Op::Linear { weight, .. } => (weight, 1),
-        Op::ExpertsUp { gate, .. } => (gate, 1),
+        Op::ExpertsUp { up, .. } => (up, 1),
+        Op::GroupedLinear { weight, .. } => match weight.kind {
+            WeightKind::Matrix(spec) => (weight, spec.experts),
+            WeightKind::Vector { .. } => return 0,
+        },
         Op::ExpertsDown { routing, down, .. } => (down, plan.place(routing).shape.cols / 2),
         _ => return 0,
     };
@@ -226,16 +230,29 @@ pub(super) struct Routed<'a> {
     pub(super) node: usize,
 }
 
-/// `f(x G_e^T) * (x U_e^T)` for each routed expert.
-pub(super) fn experts_up(
-    c: &Context<'_>,
-    r: Routed<'_>,
-    (gate, up, f): (WeightRef, WeightRef, Map),
-    out: &MatMut<'_>,
-) {
-    let ((spec, g), (up_spec, u)) = (c.matrix(gate), c.matrix(up));
+/// The weights of experts on the way in; biases are `[experts, rows]`.
+#[derive(Clone, Copy)]
+pub(super) struct UpWeights<'a> {
+    pub(super) gate: Option<WeightRef>,
+    pub(super) up: WeightRef,
+    pub(super) bias: Option<[&'a [f32]; 2]>,
+    pub(super) f: Glu,
+}
+
+/// `f(x G_e^T, x U_e^T)` for each routed expert.
+pub(super) fn experts_up(c: &Context<'_>, r: Routed<'_>, weights: UpWeights<'_>, out: &MatMut<'_>) {
+    let UpWeights { gate, up, bias, f } = weights;
+    let ((spec, u), gate) = (c.matrix(up), gate.map(|g| c.matrix(g)));
     let inner = spec.rows;
     let x = Activations::new(c, r.x, &spec, r.node);
+    // A gate in another format may want the activations in another form.
+    let gate_x = gate.map(|(g, _)| {
+        if quantises(&g, c.exact) == quantises(&spec, c.exact) {
+            x
+        } else {
+            Activations::Float(r.x)
+        }
+    });
     let pieces = inner.div_ceil(PIECE_ROWS);
     let ranks = r.routing.cols / 2;
     share(c.pool, r.x.rows * ranks * pieces, spec.cols * PIECE_ROWS / 16, |items| {
@@ -243,18 +260,37 @@ pub(super) fn experts_up(
             let (t, rank, at) = (pair / ranks, pair % ranks, piece * PIECE_ROWS);
             let e = expert(r.routing, t, rank, &spec);
             let n = PIECE_ROWS.min(inner - at);
-            let mut hidden = [0.0f32; PIECE_ROWS];
             // SAFETY: each piece of the output belongs to one item.
             let out = unsafe { out.piece(t, rank * inner + at, n) };
-            x.multiply_one(c.isa, t, 1, Piece::new(&spec, g, e, at), &mut hidden[..n]);
-            x.multiply_one(c.isa, t, 1, Piece::new(&up_spec, u, e, at), out);
-            out.iter_mut().zip(hidden).for_each(|(o, g)| *o *= reference::map(f, g));
+            x.multiply_one(c.isa, t, 1, Piece::new(&spec, u, e, at), out);
+            add_bias(out, bias.map(|b| b[1]), e * inner + at);
+            match (gate, gate_x, f) {
+                (Some((spec, g)), Some(x), _) => {
+                    let mut hidden = [0.0f32; PIECE_ROWS];
+                    x.multiply_one(c.isa, t, 1, Piece::new(&spec, g, e, at), &mut hidden[..n]);
+                    add_bias(&mut hidden[..n], bias.map(|b| b[0]), e * inner + at);
+                    out.iter_mut().zip(hidden).for_each(|(x, gate)| *x = glu(f, gate, *x));
+                }
+                (_, _, Glu::Of(f)) => out.iter_mut().for_each(|x| *x = map(f, *x)),
+                _ => unreachable!("recording checks that there is a gate"),
+            }
         }
     });
 }
 
-/// The sum over ranks of `weight * (x_rank D_e^T)`, in rank order.
-pub(super) fn experts_down(c: &Context<'_>, r: Routed<'_>, down: WeightRef, out: &MatMut<'_>) {
+fn add_bias(out: &mut [f32], bias: Option<&[f32]>, at: usize) {
+    if let Some(bias) = bias {
+        out.iter_mut().zip(&bias[at..]).for_each(|(o, b)| *o += b);
+    }
+}
+
+/// The sum over ranks of `weight * (x_rank D_e^T + bias_e)`, in rank order.
+pub(super) fn experts_down(
+    c: &Context<'_>,
+    r: Routed<'_>,
+    (down, bias): (WeightRef, Option<&[f32]>),
+    out: &MatMut<'_>,
+) {
     let (spec, d) = c.matrix(down);
     let x = Activations::new(c, r.x, &spec, r.node);
     let ranks = r.routing.cols / 2;
@@ -272,9 +308,33 @@ pub(super) fn experts_down(c: &Context<'_>, r: Routed<'_>, down: WeightRef, out:
                 let mut y = [0.0f32; PIECE_ROWS];
                 let piece = Piece::new(&spec, d, e, at);
                 x.multiply_one(c.isa, t * ranks + rank, ranks, piece, &mut y[..n]);
+                add_bias(&mut y[..n], bias, e * spec.rows + at);
                 let weight = r.routing.row(t)[rank];
                 out.iter_mut().zip(y).for_each(|(o, y)| *o += weight * y);
             }
+        }
+    });
+}
+
+/// Group `g` of the columns by matrix `g` of a stack.
+pub(super) fn grouped_linear(
+    c: &Context<'_>,
+    x: Mat<'_>,
+    weight: WeightRef,
+    node: usize,
+    out: &MatMut<'_>,
+) {
+    let (spec, w) = c.matrix(weight);
+    let (groups, rows) = (spec.experts, spec.rows);
+    let activations = Activations::new(c, x, &spec, node);
+    let pieces = rows.div_ceil(PIECE_ROWS);
+    share(c.pool, x.rows * groups * pieces, spec.cols * PIECE_ROWS / 32, |items| {
+        for (i, piece) in items.map(|i| (i / pieces, i % pieces)) {
+            let (t, g, at) = (i / groups, i % groups, piece * PIECE_ROWS);
+            let n = PIECE_ROWS.min(rows - at);
+            // SAFETY: each piece of the output belongs to one item.
+            let out = unsafe { out.piece(t, g * rows + at, n) };
+            activations.multiply_one(c.isa, i, groups, Piece::new(&spec, w, g, at), out);
         }
     });
 }

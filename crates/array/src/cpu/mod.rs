@@ -7,6 +7,7 @@
 
 mod attention;
 mod context;
+mod hyper;
 pub(crate) mod lanes;
 mod launch;
 mod linear;
@@ -15,6 +16,9 @@ mod ops;
 mod pool;
 mod recurrent;
 mod reference;
+mod route;
+mod select;
+mod ssm;
 mod view;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -7,7 +7,7 @@ use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, per_isa, sigmoid};
 use super::ops::map;
 use super::view::{Mat, MatMut, share};
-use crate::op::{DeltaHeads, MOST_TAPS, Map, SUM_BLOCK};
+use crate::op::{DecayCurve, DeltaHeads, MOST_TAPS, Map, SUM_BLOCK};
 
 /// A row's slot: where it lies, and whether it counts as zeros.
 fn slot(c: &Context<'_>, row: usize) -> (usize, bool) {
@@ -23,15 +23,18 @@ fn tokens(c: &Context<'_>, row: usize) -> std::ops::Range<usize> {
 /// Channels that one piece of convolution work takes.
 const CHANNELS: usize = 64;
 
-/// Causal depthwise convolution; `taps` is `[K, cols]`, oldest first; the slot is `[K - 1, cols]`, oldest first.
-pub(super) fn conv(
-    c: &Context<'_>,
-    x: Mat<'_>,
-    taps: &[f32],
-    mem: StateMem,
-    f: Map,
-    out: &MatMut<'_>,
-) {
+/// The tensors and weights of a convolution; `taps` is `[K, cols]`, oldest first.
+#[derive(Clone, Copy)]
+pub(super) struct ConvArgs<'a> {
+    pub(super) x: Mat<'a>,
+    pub(super) taps: &'a [f32],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) f: Map,
+}
+
+/// Causal depthwise convolution; the slot is `[K - 1, cols]`, oldest first.
+pub(super) fn conv(c: &Context<'_>, a: ConvArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
+    let ConvArgs { x, taps, bias, f } = a;
     let cols = x.cols;
     let k = taps.len() / cols;
     let chunks = cols.div_ceil(CHANNELS);
@@ -51,7 +54,8 @@ pub(super) fn conv(
                 last[k - 1][..n].copy_from_slice(&x.row(t)[at..at + n]);
                 // SAFETY: a token belongs to one row, and the chunk to one thread.
                 let out = unsafe { out.piece(t, at, n) };
-                conv_chunk(c.isa, out, &last[..k], &taps[at..], cols, f);
+                let bias = bias.map(|b| &b[at..at + n]);
+                conv_chunk(c.isa, out, &last[..k], &taps[at..], bias, cols, f);
                 last[..k].rotate_left(1);
             }
             for (j, last) in last[..k - 1].iter().enumerate() {
@@ -63,13 +67,23 @@ pub(super) fn conv(
 }
 
 per_isa! {
-    fn conv_chunk(out: &mut [f32], last: &[[f32; CHANNELS]], taps: &[f32], cols: usize, f: Map) {
+    fn conv_chunk(
+        out: &mut [f32],
+        last: &[[f32; CHANNELS]],
+        taps: &[f32],
+        bias: Option<&[f32]>,
+        cols: usize,
+        f: Map,
+    ) {
         out.fill(0.0);
         for (j, last) in last.iter().enumerate() {
             let taps = &taps[j * cols..][..out.len()];
             for ((o, x), w) in out.iter_mut().zip(last).zip(taps) {
                 *o = x.mul_add(*w, *o);
             }
+        }
+        if let Some(bias) = bias {
+            out.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
         }
         match f {
             Map::Silu => out.iter_mut().for_each(|o| *o *= sigmoid(*o)),
@@ -78,14 +92,18 @@ per_isa! {
     }
 }
 
+/// The tensor and weights of decays.
+#[derive(Clone, Copy)]
+pub(super) struct DecayArgs<'a> {
+    pub(super) x: Mat<'a>,
+    pub(super) neg_a: &'a [f32],
+    pub(super) bias: &'a [f32],
+    pub(super) f: DecayCurve,
+}
+
 /// The decays of each token and head, from running sums that the state carries.
-pub(super) fn decay(
-    c: &Context<'_>,
-    x: Mat<'_>,
-    (neg_a, bias): (&[f32], &[f32]),
-    mem: StateMem,
-    out: &MatMut<'_>,
-) {
+pub(super) fn decay(c: &Context<'_>, a: DecayArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
+    let DecayArgs { x, neg_a, bias, f } = a;
     let heads = x.cols;
     share(c.pool, c.b.rows, c.b.tokens * heads * 20 / c.b.rows.max(1), |rows| {
         for (row, h) in rows.flat_map(|row| (0..heads).map(move |h| (row, h))) {
@@ -98,7 +116,11 @@ pub(super) fn decay(
                     sum = 0.0;
                 }
                 let before = sum as f32;
-                sum += f64::from(neg_a[h] * softplus(x.row(t)[h] + bias[h]));
+                let x = x.row(t)[h] + bias[h];
+                sum += f64::from(match f {
+                    DecayCurve::Softplus => neg_a[h] * softplus(x),
+                    DecayCurve::Bounded { low } => low * sigmoid(-neg_a[h] * x),
+                });
                 // SAFETY: a token belongs to one row.
                 unsafe { out.piece(t, h, 1)[0] = exp(sum as f32 - before) };
             }
@@ -108,7 +130,7 @@ pub(super) fn decay(
     });
 }
 
-fn softplus(x: f32) -> f32 {
+pub(super) fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 

@@ -3,10 +3,12 @@
 //! Owns clarity. One thread, no lanes, the library's functions; speed is refused.
 
 use super::context::Context;
-use super::recurrent::DeltaArgs;
+use super::context::StateMem;
+use super::ops::{Norm, Turns};
+use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs};
 use super::view::{Mat, MatMut};
-use super::{context::StateMem, ops};
-use crate::op::{DeltaHeads, Map, SUM_BLOCK, Scoring};
+use crate::op::{DecayCurve, DeltaHeads, Glu, Map, SUM_BLOCK};
+use crate::step::RopeHeads;
 
 /// `f(x)`
 pub(super) fn map(f: Map, x: f32) -> f32 {
@@ -17,6 +19,7 @@ pub(super) fn map(f: Map, x: f32) -> f32 {
             0.5 * x * (1.0 + inner.tanh())
         }
         Map::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Map::Relu2 => x.max(0.0).powi(2),
         Map::Scale(s) => x * s,
         Map::Softcap(c) => c * (x / c).tanh(),
     }
@@ -38,30 +41,42 @@ pub(super) fn apply(f: Map, x: Mat<'_>, out: &MatMut<'_>) {
     fill(out, |i, j| map(f, x.row(i)[j]));
 }
 
+/// `f(gate, x)`
+pub(super) fn glu(f: Glu, gate: f32, x: f32) -> f32 {
+    match f {
+        Glu::Of(f) => map(f, gate) * x,
+        Glu::Clipped { limit } => map(Map::Silu, gate.min(limit)) * x.min(limit).max(-limit),
+        Glu::Shifted { limit, alpha } => {
+            let gate = gate.min(limit);
+            gate * map(Map::Sigmoid, alpha * gate) * (x.min(limit).max(-limit) + 1.0)
+        }
+    }
+}
+
 fn mean_square(x: &[f32]) -> f32 {
     x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32
 }
 
-pub(super) fn rms_norm(x: Mat<'_>, weight: &[f32], eps: f32, out: &MatMut<'_>) {
-    let n = weight.len();
-    fill(out, |i, j| {
-        let group = &x.row(i)[j / n * n..][..n];
-        group[j % n] / (mean_square(group) + eps).sqrt() * weight[j % n]
-    });
+fn normed(x: &[f32], n: Norm<'_>, j: usize) -> f32 {
+    let group = &x[j / n.group * n.group..][..n.group];
+    x[j] / (mean_square(group) + n.eps).sqrt() * n.weight[j % n.weight.len()]
 }
 
-pub(super) fn gated_rms_norm(
-    x: Mat<'_>,
-    gate: Mat<'_>,
-    weight: &[f32],
-    eps: f32,
-    out: &MatMut<'_>,
-) {
+pub(super) fn rms_norm(x: Mat<'_>, n: Norm<'_>, out: &MatMut<'_>) {
+    fill(out, |i, j| normed(x.row(i), n, j));
+}
+
+pub(super) fn gated_rms_norm(x: Mat<'_>, (gate, f): (Mat<'_>, Map), n: Norm<'_>, out: &MatMut<'_>) {
+    fill(out, |i, j| normed(x.row(i), n, j) * map(f, gate.row(i)[j]));
+}
+
+pub(super) fn layer_norm(x: Mat<'_>, (weight, bias, eps): (&[f32], &[f32], f32), out: &MatMut<'_>) {
     let n = weight.len();
     fill(out, |i, j| {
         let group = &x.row(i)[j / n * n..][..n];
-        let norm = group[j % n] / (mean_square(group) + eps).sqrt() * weight[j % n];
-        norm * map(Map::Silu, gate.row(i)[j])
+        let mean = group.iter().sum::<f32>() / n as f32;
+        let variance = group.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n as f32;
+        (group[j % n] - mean) / (variance + eps).sqrt() * weight[j % n] + bias[j % n]
     });
 }
 
@@ -72,44 +87,39 @@ pub(super) fn unit_norm(x: Mat<'_>, (n, eps, scale): (usize, f32, f32), out: &Ma
     });
 }
 
-pub(super) fn rope_table(positions: &[u32], freq: &[f32], scale: f32, out: &MatMut<'_>) {
-    let n = freq.len();
-    fill(out, |i, j| {
-        let angle = positions[i] as f32 * freq[j % n];
-        scale * if j < n { angle.cos() } else { angle.sin() }
+pub(super) fn rope_table(c: &Context<'_>, turns: Turns<'_>, out: &MatMut<'_>) {
+    let n = out.cols / 2;
+    fill(out, |t, j| {
+        let stretch = f32::from_bits(c.b.row_stretch[c.b.token_row[t] as usize]);
+        let position = c.b.positions[t] as usize / turns.every * turns.every;
+        let angle = position as f32 * turns.freq(j % n, n, stretch);
+        turns.scale * if j < n { angle.cos() } else { angle.sin() }
     });
 }
 
-pub(super) fn rope(
-    x: Mat<'_>,
-    table: Mat<'_>,
-    (dim, interleaved): (usize, bool),
-    out: &MatMut<'_>,
-) {
+pub(super) fn rope(x: Mat<'_>, table: Mat<'_>, heads: RopeHeads, out: &MatMut<'_>) {
+    let RopeHeads { dim, start, interleaved, inverse } = heads;
     let n = table.cols / 2;
     fill(out, |i, j| {
         let (head, at) = (&x.row(i)[j / dim * dim..][..dim], j % dim);
         let (cos, sin) = table.row(i).split_at(n);
-        if at >= 2 * n {
+        if at < start || at >= start + 2 * n {
             return head[at];
         }
+        let (head, at) = (&head[start..], at - start);
         let (pair, second) = if interleaved { (at / 2, at % 2 == 1) } else { (at % n, at >= n) };
         let (a, b) = if interleaved {
             (head[2 * pair], head[2 * pair + 1])
         } else {
             (head[pair], head[pair + n])
         };
-        if second { b * cos[pair] + a * sin[pair] } else { a * cos[pair] - b * sin[pair] }
+        let sin = if inverse { -sin[pair] } else { sin[pair] };
+        if second { b * cos[pair] + a * sin } else { a * cos[pair] - b * sin }
     });
 }
 
-pub(super) fn decay(
-    c: &Context<'_>,
-    x: Mat<'_>,
-    (neg_a, bias): (&[f32], &[f32]),
-    mem: StateMem,
-    out: &MatMut<'_>,
-) {
+pub(super) fn decay(c: &Context<'_>, a: DecayArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
+    let DecayArgs { x, neg_a, bias, f } = a;
     for (r, h) in (0..c.b.rows).flat_map(|r| (0..x.cols).map(move |h| (r, h))) {
         // SAFETY: one thread; slots of different rows differ.
         let state = unsafe { mem.write(c.b.row_slot[r] as usize, 2 * h, 2) };
@@ -120,7 +130,11 @@ pub(super) fn decay(
                 sum = 0.0;
             }
             let before = sum as f32;
-            sum += f64::from(neg_a[h] * (x.row(t)[h] + bias[h]).exp().ln_1p());
+            let x = x.row(t)[h] + bias[h];
+            sum += f64::from(match f {
+                DecayCurve::Softplus => neg_a[h] * x.exp().ln_1p(),
+                DecayCurve::Bounded { low } => low * map(Map::Sigmoid, -neg_a[h] * x),
+            });
             // SAFETY: one thread, one number at a time.
             unsafe { out.piece(t, h, 1)[0] = (sum as f32 - before).exp() };
         }
@@ -129,35 +143,8 @@ pub(super) fn decay(
     }
 }
 
-pub(super) fn route(x: Mat<'_>, k: usize, scoring: Scoring, out: &MatMut<'_>) {
-    let Scoring::Softmax { renormalize } = scoring;
-    for i in 0..x.rows {
-        let logits = x.row(i);
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total: f32 = logits.iter().map(|l| (l - max).exp()).sum();
-        let mut chosen: Vec<f32> = Vec::new();
-        while chosen.len() < k {
-            chosen.push(ops::best_but(logits, &chosen) as f32);
-        }
-        let weight = |rank: usize| (logits[chosen[rank] as usize] - max).exp() / total;
-        let sum: f32 = if renormalize { (0..k).map(weight).sum() } else { 1.0 };
-        // SAFETY: one thread, one row at a time.
-        let out = unsafe { out.piece(i, 0, 2 * k) };
-        for rank in 0..k {
-            out[rank] = weight(rank) / sum;
-            out[k + rank] = chosen[rank];
-        }
-    }
-}
-
-pub(super) fn conv(
-    c: &Context<'_>,
-    x: Mat<'_>,
-    taps: &[f32],
-    mem: StateMem,
-    f: Map,
-    out: &MatMut<'_>,
-) {
+pub(super) fn conv(c: &Context<'_>, a: ConvArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
+    let ConvArgs { x, taps, bias, f } = a;
     let cols = x.cols;
     let k = taps.len() / cols;
     for r in 0..c.b.rows {
@@ -172,7 +159,8 @@ pub(super) fn conv(
         let count = c.b.row_count[r] as usize;
         (first..first + count).for_each(|t| inputs.extend_from_slice(x.row(t)));
         for (i, j) in (0..count).flat_map(|i| (0..cols).map(move |j| (i, j))) {
-            let y = (0..k).map(|tap| inputs[(i + tap) * cols + j] * taps[tap * cols + j]).sum();
+            let taken = (0..k).map(|tap| inputs[(i + tap) * cols + j] * taps[tap * cols + j]);
+            let y = taken.sum::<f32>() + bias.map_or(0.0, |b| b[j]);
             // SAFETY: one thread, one number at a time.
             unsafe { out.piece(first + i, j, 1)[0] = map(f, y) };
         }
@@ -193,7 +181,11 @@ pub(super) fn delta_rule(c: &Context<'_>, a: DeltaArgs<'_>, mem: StateMem, out: 
         for t in first..first + c.b.row_count[r] as usize {
             let q = &a.q.row(t)[h / (hv / hk) * dk..][..dk];
             let k = &a.k.row(t)[h / (hv / hk) * dk..][..dk];
-            m.iter_mut().for_each(|m| *m *= a.decay.row(t)[h]);
+            let decay = a.decay.row(t);
+            let per_head = decay.len() == hv;
+            for (i, m) in m.iter_mut().enumerate() {
+                *m *= if per_head { decay[h] } else { decay[h * dk + i / dv] };
+            }
             for j in 0..dv {
                 let r: f32 = (0..dk).map(|i| m[i * dv + j] * k[i]).sum();
                 let d = a.beta.row(t)[h] * (a.v.row(t)[h * dv + j] - r);

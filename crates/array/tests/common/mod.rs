@@ -129,7 +129,7 @@ impl Row {
     pub fn input(&self) -> RowInput<'_> {
         let Self { ids, past, slot, wanted, tables } = self;
         let tables = std::array::from_fn(|i| &tables[i][..]);
-        RowInput { ids, past: *past, slot: *slot, wanted: *wanted, tables }
+        RowInput { ids, past: *past, slot: *slot, wanted: *wanted, stretch: 1.0, tables }
     }
 }
 

@@ -39,7 +39,7 @@ fn write(m: &Small, step: Step<'_>) {
     let (keys, values) = (step.open(&m.keys).write(x), step.open(&m.values).write(x));
     let spec = AttentionSpec { heads: 4, scale: 0.1, window: None, softcap: None };
     let x = x + x.attend(&keys, &values, spec);
-    let (y, _) = x.conv(&m.taps, step.open(&m.window), Map::Silu);
+    let (y, _) = x.conv(&m.taps, None, step.open(&m.window), Map::Silu);
     step.emit(y.take_outputs().linear(&m.layer, None));
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use longrun_array::{
-    AttentionSpec, Delta, DeltaHeads, Format, Map, Record, Runtime, Scoring, State, StateKind,
-    Step, Tensor, Weight,
+    AttentionSpec, DecayCurve, Delta, DeltaHeads, ExpertsUp, Format, Glu, Map, Record, RopeHeads,
+    Runtime, Scoring, State, StateKind, Step, Tensor, Weight,
 };
 
 use crate::common::{IDS, MOST_ROWS, MOST_WINDOW, Rng, SLOTS, WIDTHS, random_matrix, spec};
@@ -34,8 +34,8 @@ fn model(f: impl for<'s> Fn(Step<'s>) -> Tensor<'s> + 'static) -> Model {
 }
 
 /// Every function of one number.
-const MAPS: [Map; 5] =
-    [Map::Silu, Map::GeluTanh, Map::Sigmoid, Map::Scale(-1.5), Map::Softcap(0.7)];
+const MAPS: [Map; 6] =
+    [Map::Silu, Map::GeluTanh, Map::Sigmoid, Map::Relu2, Map::Scale(-1.5), Map::Softcap(0.7)];
 
 impl Rig {
     pub(crate) fn new(rt: Runtime, rng: Rng) -> Self {
@@ -111,21 +111,23 @@ pub(crate) fn add(rig: &mut Rig) -> Model {
 
 pub(crate) fn apply(rig: &mut Rig) -> Model {
     let cols = rig.rng.int(1, 70);
-    let table = rig.table(5 * cols);
+    let table = rig.table(6 * cols);
     model(move |step| {
-        let parts = step.ids().embed(&table, 4.0).split([cols; 5]);
+        let parts = step.ids().embed(&table, 4.0).split([cols; 6]);
         sum(parts.into_iter().zip(MAPS).map(|(x, f)| x.apply(f)))
     })
 }
 
 pub(crate) fn gate(rig: &mut Rig) -> Model {
     let cols = rig.rng.int(1, 70);
-    let table = rig.table(6 * cols);
+    let table = rig.table(9 * cols);
     model(move |step| {
         let x = step.ids().embed(&table, 4.0);
-        let [x, gates @ ..]: [Tensor<'_>; 6] = x.split([cols; 6]);
-        let whole = gates.into_iter().zip(MAPS).map(|(gate, f)| x.gated(gate, f));
-        let scalar = gates.into_iter().zip(MAPS).map(|(g, f)| x.gated(g.columns(0, 1), f));
+        let [x, gates @ ..]: [Tensor<'_>; 9] = x.split([cols; 9]);
+        let rest = [Glu::Clipped { limit: 1.5 }, Glu::Shifted { limit: 1.5, alpha: 1.7 }];
+        let glus = MAPS.into_iter().map(Glu::Of).chain(rest);
+        let whole = gates.into_iter().zip(glus.clone()).map(|(gate, f)| x.gated(gate, f));
+        let scalar = gates.into_iter().zip(glus).map(|(g, f)| x.gated(g.columns(0, 1), f));
         sum(whole.chain(scalar))
     })
 }
@@ -137,8 +139,38 @@ fn groups(rig: &mut Rig) -> (usize, usize) {
 
 pub(crate) fn rms_norm(rig: &mut Rig) -> Model {
     let (group, count) = groups(rig);
-    let (table, weight) = (rig.table(group * count), rig.vector(group, -2.0, 2.0));
-    model(move |step| step.ids().embed(&table, 3.0).rms_norm(&weight, group, 1e-5))
+    let table = rig.table(group * count);
+    let [one, all] = [1, count].map(|n| rig.vector(n * group, -2.0, 2.0));
+    model(move |step| {
+        let x = step.ids().embed(&table, 3.0);
+        x.rms_norm(&one, group, 1e-5) + x.rms_norm(&all, group, 1e-5)
+    })
+}
+
+pub(crate) fn layer_norm(rig: &mut Rig) -> Model {
+    let (group, count) = groups(rig);
+    let [weight, bias] = [0; 2].map(|_| rig.vector(group, -2.0, 2.0));
+    let table = rig.table(group * count);
+    model(move |step| step.ids().embed(&table, 3.0).layer_norm(&weight, &bias, 1e-5))
+}
+
+pub(crate) fn position_scale(_: &mut Rig) -> Model {
+    model(move |step| step.positions().scale(0.3, 7))
+}
+
+pub(crate) fn concat(rig: &mut Rig) -> Model {
+    let (groups, a, b) = (rig.rng.int(1, 4), rig.rng.int(1, 20), rig.rng.int(1, 20));
+    let table = rig.table(groups * (a + b));
+    model(move |step| {
+        let [a, b] = step.ids().embed(&table, 3.0).split([groups * a, groups * b]);
+        a.concat(b, groups)
+    })
+}
+
+pub(crate) fn grouped_linear(rig: &mut Rig) -> Model {
+    let (groups, rows, cols) = (rig.rng.int(1, 4), rig.rng.int(1, 90), rig.rng.int(1, 70));
+    let (table, stack) = (rig.table(groups * cols), rig.matrix(Format::F32, groups, rows, cols));
+    model(move |step| step.ids().embed(&table, 1.0).grouped_linear(&stack))
 }
 
 pub(crate) fn gated_rms_norm(rig: &mut Rig) -> Model {
@@ -146,7 +178,8 @@ pub(crate) fn gated_rms_norm(rig: &mut Rig) -> Model {
     let (table, weight) = (rig.table(2 * group * count), rig.vector(group, -2.0, 2.0));
     model(move |step| {
         let [x, gate] = step.ids().embed(&table, 3.0).split([group * count; 2]);
-        x.gated_rms_norm(gate, &weight, group, 1e-5)
+        x.gated_rms_norm(gate, &weight, group, 1e-5, Map::Silu)
+            + x.gated_rms_norm(gate, &weight, group, 1e-5, Map::Sigmoid)
     })
 }
 
@@ -173,12 +206,12 @@ pub(crate) fn route(rig: &mut Rig) -> Model {
     let table = rig.table(experts);
     model(move |step| {
         let x = step.ids().embed(&table, 5.0);
-        let ways = [true, false].map(|renormalize| Scoring::Softmax { renormalize });
+        let ways = [true, false].map(Scoring::softmax);
         sum(ways.map(|scoring| x.route(k, scoring)))
     })
 }
 
-const SOFTMAX: Scoring = Scoring::Softmax { renormalize: true };
+const SOFTMAX: Scoring = Scoring::softmax(true);
 
 pub(crate) fn experts_up(rig: &mut Rig) -> Model {
     let (experts, k) = (rig.rng.int(3, 9), rig.rng.int(1, 3));
@@ -187,7 +220,7 @@ pub(crate) fn experts_up(rig: &mut Rig) -> Model {
     let [gate, up] = [0; 2].map(|_| rig.matrix(Format::F32, experts, inner, cols));
     model(move |step| {
         let [x, logits] = step.ids().embed(&table, 1.0).split([cols, experts]);
-        x.experts_up(logits.route(k, SOFTMAX), &gate, &up, Map::Silu)
+        x.experts_up(logits.route(k, SOFTMAX), ExpertsUp::gated(&gate, &up, Map::Silu))
     })
 }
 
@@ -198,7 +231,7 @@ pub(crate) fn experts_down(rig: &mut Rig) -> Model {
     let down = rig.matrix(Format::F32, experts, rows, inner);
     model(move |step| {
         let [x, logits] = step.ids().embed(&table, 1.0).split([k * inner, experts]);
-        x.experts_down(logits.route(k, SOFTMAX), &down)
+        x.experts_down(logits.route(k, SOFTMAX), &down, None)
     })
 }
 
@@ -209,7 +242,11 @@ pub(crate) fn rope(rig: &mut Rig) -> Model {
     model(move |step| {
         let turns = step.positions().rope_table(&freq, 1.0);
         let x = step.ids().embed(&table, 1.0);
-        x.rope(turns, dim, false) + x.rope(turns, dim, true)
+        let at = |start, interleaved, inverse| {
+            x.rope_at(turns, RopeHeads { dim, start, interleaved, inverse })
+        };
+        let ends = [at(still, false, true), at(still, true, true), at(still / 2, true, false)];
+        sum([x.rope(turns, dim, false), x.rope(turns, dim, true)].into_iter().chain(ends))
     })
 }
 
@@ -259,7 +296,7 @@ pub(crate) fn conv(rig: &mut Rig) -> Model {
         let maps = [Map::Silu, Map::Scale(1.0), Map::GeluTanh];
         let convolve = |((taps, state), f)| {
             let (taps, state): (&Weight, &Arc<State>) = (taps, state);
-            x.conv(taps, step.open(state), f).0
+            x.conv(taps, None, step.open(state), f).0
         };
         sum(layers.iter().map(|(taps, state)| (taps, state)).zip(maps).map(convolve))
     })
@@ -270,7 +307,9 @@ pub(crate) fn decay(rig: &mut Rig) -> Model {
     let (table, neg_a) = (rig.table(cols), rig.vector(cols, -1.0, 0.0));
     let bias = rig.vector(cols, -1.0, 1.0);
     let sums = rig.state(StateKind::Slots { len: 2 * cols }, SLOTS, 0);
-    model(move |step| step.ids().embed(&table, 3.0).decay(&neg_a, &bias, step.open(&sums)).0)
+    model(move |step| {
+        step.ids().embed(&table, 3.0).decay(&neg_a, &bias, step.open(&sums), DecayCurve::Softplus).0
+    })
 }
 
 pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
@@ -285,7 +324,7 @@ pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
         let x = step.ids().embed(&table, 1.0);
         let [q, k, v, a, b] = x.split([keys, keys, values, hv, hv]);
         let [q, k] = [q, k].map(|x| x.unit_norm(heads.dk, 1e-6, 1.0));
-        let (decay, _) = a.decay(&neg_a, &bias, step.open(&sums));
+        let (decay, _) = a.decay(&neg_a, &bias, step.open(&sums), DecayCurve::Softplus);
         let beta = b.apply(Map::Sigmoid);
         Delta { q, k, v, decay, beta }.rule(heads, step.open(&state)).0
     })

@@ -5,7 +5,7 @@
 //! more.
 
 use longrun_array::{
-    CpuOptions, Format, Head, Key, Map, Outputs, Runtime, Scoring, Step, TABLES, Weight,
+    CpuOptions, ExpertsUp, Format, Head, Key, Map, Outputs, Runtime, Scoring, Step, TABLES, Weight,
 };
 
 use crate::common::{IDS, Rng, Row, cpu, machines, net, random_matrix, run_step, spec, token};
@@ -128,8 +128,8 @@ fn experts_are_within_their_bound_on_the_way_up() {
             [0; 2].map(|_| random_matrix(&rt, &mut rng, spec(format, EXPERTS, inner, cols)));
         let write = |step: Step<'_>| {
             let [x, logits] = step.ids().embed(&table, 1.0).split([cols, EXPERTS]);
-            let routing = logits.route(RANKS, Scoring::Softmax { renormalize: true });
-            step.emit(x.experts_up(routing, &gate, &up, Map::Silu));
+            let routing = logits.route(RANKS, Scoring::softmax(true));
+            step.emit(x.experts_up(routing, ExpertsUp::gated(&gate, &up, Map::Silu)));
         };
         let got = results(&mut rt, write, RANKS * inner);
         let mut want = Vec::new();
@@ -161,8 +161,8 @@ fn experts_are_within_their_bound_on_the_way_down() {
         let (down, d) = random_matrix(&rt, &mut rng, spec(format, EXPERTS, rows, inner));
         let write = |step: Step<'_>| {
             let [x, logits] = step.ids().embed(&table, 1.0).split([RANKS * inner, EXPERTS]);
-            let routing = logits.route(RANKS, Scoring::Softmax { renormalize: true });
-            step.emit(x.experts_down(routing, &down));
+            let routing = logits.route(RANKS, Scoring::softmax(true));
+            step.emit(x.experts_down(routing, &down, None));
         };
         let got = results(&mut rt, write, rows);
         let mut want = Vec::new();

@@ -6,7 +6,7 @@
 use longrun_array::{Map, Step, Tensor, Weight};
 
 use super::Model;
-use crate::cache::{CacheSpec, Caches, KvSpec};
+use crate::cache::{CacheSpec, Caches};
 use crate::config::{Config, Family, Mixer};
 use crate::error::Result;
 use crate::nn::{Attention, AttentionKind, Head, Mlp, RmsNorm, Rope};
@@ -23,11 +23,11 @@ struct Layer {
 }
 
 impl Layer {
-    fn load(w: &Weights<'_>, c: &Config, i: usize) -> Result<Self> {
+    fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
         let kind = AttentionKind { norms: c.family == Family::Gemma3, gated: false };
         Ok(Self {
             input_norm: w.norm("input_layernorm", c.hidden)?,
-            attention: Attention::load(&w.at("self_attn"), c, i, i, kind)?,
+            attention: Attention::load(&w.at("self_attn"), c, i, caches, kind)?,
             post_attention_norm: w.norm("post_attention_layernorm", c.hidden)?,
             pre_mlp_norm: w.norm("pre_feedforward_layernorm", c.hidden)?,
             mlp: Mlp::load(&w.at("mlp"), c, c.intermediate, Map::GeluTanh)?,
@@ -51,13 +51,14 @@ pub(super) struct Gemma3 {
     local_rope: Rope,
     layers: Vec<Layer>,
     head: Head,
-    kv: Vec<KvSpec>,
+    caches: CacheSpec,
 }
 
 impl Gemma3 {
     pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
         let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i));
+        let mut caches = CacheSpec::default();
+        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
         let local = c.sliding_rope.as_ref().unwrap_or(&c.rope);
         Ok(Self {
             embedding,
@@ -66,14 +67,14 @@ impl Gemma3 {
             local_rope: Rope::new(w, local, "local rope")?,
             layers: layers.collect::<Result<_>>()?,
             head: Head { norm: w.norm("norm", c.hidden)?, linear, softcap: c.final_softcap },
-            kv: (0..c.layers).map(|i| Attention::cache(c, i)).collect(),
+            caches,
         })
     }
 }
 
 impl Model for Gemma3 {
     fn caches(&self) -> CacheSpec {
-        CacheSpec { kv: self.kv.clone(), delta: Vec::new() }
+        self.caches.clone()
     }
 
     fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {

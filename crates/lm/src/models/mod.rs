@@ -51,5 +51,23 @@ pub fn load(
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
+        Family::Phi3
+        | Family::Olmo2
+        | Family::Glm4
+        | Family::Glm4Moe
+        | Family::Ministral3
+        | Family::MiniMaxM2
+        | Family::GptOss
+        | Family::Lfm2
+        | Family::DeepSeekV3
+        | Family::DeepSeekV32
+        | Family::KimiLinear
+        | Family::Mamba2
+        | Family::NemotronH
+        | Family::FalconH1
+        | Family::GraniteMoeHybrid
+        | Family::Gemma4
+        | Family::DeepSeekV4
+        | Family::Glm5Next => todo!(),
     })
 }

@@ -2,10 +2,10 @@
 //!
 //! The two differ in how the projections of a delta layer are packed in the checkpoint, and in nothing else.
 
-use longrun_array::{Delta, DeltaHeads, Map, Step, Tensor, Weight};
+use longrun_array::{DecayCurve, Delta, DeltaHeads, Map, Step, Tensor, Weight};
 
 use super::Model;
-use crate::cache::{CacheSpec, Caches, DeltaSpec};
+use crate::cache::{CacheSpec, Caches, RecordId};
 use crate::config::{Config, DeltaConfig, Family, Mixer};
 use crate::error::{Error, Result};
 use crate::nn::{Attention, AttentionKind, FeedForward, Head, Linear, RmsNorm, Rope};
@@ -23,11 +23,13 @@ struct GatedDeltaNet {
     norm: RmsNorm,
     out: Linear,
     heads: DeltaHeads,
-    slot: usize,
+    window: RecordId,
+    sums: RecordId,
+    memory: RecordId,
 }
 
 impl GatedDeltaNet {
-    fn load(w: &Weights<'_>, c: &Config, d: &DeltaConfig, slot: usize) -> Result<Self> {
+    fn load(w: &Weights<'_>, c: &Config, d: &DeltaConfig, caches: &mut CacheSpec) -> Result<Self> {
         let DeltaConfig { key_heads: hk, value_heads: hv, key_dim: dk, value_dim: dv, taps } = *d;
         let heads = DeltaHeads { hk, hv, dk, dv };
         let (channels, h) = (2 * heads.keys() + heads.values(), c.hidden);
@@ -56,24 +58,28 @@ impl GatedDeltaNet {
             norm: w.plain_norm("norm", dv)?,
             out: w.linear("out_proj", [h, heads.values()], false)?,
             heads,
-            slot,
+            window: caches.record((taps - 1) * channels),
+            sums: caches.record(2 * hv),
+            memory: caches.record(hv * dk * dv),
         })
     }
 
     /// `[T, H] -> [T, H]`. Moves the window and the memory of each row forward, in place.
     fn forward<'s>(&self, x: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
         let heads = self.heads;
-        let [window, sums, memory] = caches.open_delta(x.step(), self.slot);
-        let (mixed, _) = self.qkv.apply(x).conv(&self.taps, window, Map::Silu);
+        let [window, sums, memory] =
+            [self.window, self.sums, self.memory].map(|id| caches.record(x.step(), id));
+        let (mixed, _) = self.qkv.apply(x).conv(&self.taps, None, window, Map::Silu);
         let [q, k, v] = mixed.split([heads.keys(), heads.keys(), heads.values()]);
 
         let q = q.unit_norm(heads.dk, 1e-6, (heads.dk as f32).powf(-0.5));
         let k = k.unit_norm(heads.dk, 1e-6, 1.0);
-        let (decay, _) = self.a.apply(x).decay(&self.neg_a, &self.dt_bias, sums); // [T, hv]
+        let curve = DecayCurve::Softplus;
+        let (decay, _) = self.a.apply(x).decay(&self.neg_a, &self.dt_bias, sums, curve); // [T, hv]
         let beta = self.beta.apply(x).apply(Map::Sigmoid); // [T, hv]
 
         let (y, _) = Delta { q, k, v, decay, beta }.rule(heads, memory); // [T, hv * dv]
-        self.out.apply(self.norm.gated(y, self.z.apply(x)))
+        self.out.apply(self.norm.gated(y, self.z.apply(x), Map::Silu))
     }
 }
 
@@ -130,23 +136,17 @@ pub(super) struct Qwen3Next {
 impl Qwen3Next {
     pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
         let d = c.delta.ok_or_else(|| Error::file("a hybrid without linear attention heads"))?;
-        let heads =
-            DeltaHeads { hk: d.key_heads, hv: d.value_heads, dk: d.key_dim, dv: d.value_dim };
-        let window = (d.taps - 1) * (2 * heads.keys() + heads.values());
-        let memory = d.value_heads * d.key_dim * d.value_dim;
         let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
         let (mut layers, mut caches) = (Vec::new(), CacheSpec::default());
         for i in 0..c.layers {
             let w = &w.at("layers").at(i);
-            let mixer = if c.mixers[i] == Mixer::Linear {
-                caches.delta.push(DeltaSpec { window, sums: 2 * d.value_heads, memory });
-                let slot = caches.delta.len() - 1;
-                TokenMixer::Delta(GatedDeltaNet::load(&w.at("linear_attn"), c, &d, slot)?)
-            } else {
-                caches.kv.push(Attention::cache(c, i));
-                let (slot, kind) =
-                    (caches.kv.len() - 1, AttentionKind { norms: true, gated: true });
-                TokenMixer::Attention(Attention::load(&w.at("self_attn"), c, i, slot, kind)?)
+            let kind = AttentionKind { norms: true, gated: true };
+            let (at, caches) = (|name: &str| w.at(name), &mut caches);
+            let mixer = match c.mixers[i] {
+                Mixer::Linear => {
+                    TokenMixer::Delta(GatedDeltaNet::load(&at("linear_attn"), c, &d, caches)?)
+                }
+                _ => TokenMixer::Attention(Attention::load(&at("self_attn"), c, i, caches, kind)?),
             };
             layers.push(Layer {
                 input_norm: w.norm("input_layernorm", c.hidden)?,

@@ -6,10 +6,10 @@
 use longrun_array::{Step, Tensor, Weight};
 
 use super::Model;
-use crate::cache::{CacheSpec, Caches, KvSpec};
+use crate::cache::{CacheSpec, Caches, PagedId};
 use crate::config::{Config, Family};
 use crate::error::Result;
-use crate::nn::{Attention, AttentionKind, FeedForward, Head, RmsNorm, Rope};
+use crate::nn::{Attention, AttentionKind, FeedForward, Head, Linear, RmsNorm, Rope};
 use crate::weights::Weights;
 
 /// One block: `h = x + attention(norm x)`, `h + mlp(norm h)`.
@@ -18,23 +18,42 @@ struct Layer {
     attention: Attention,
     post_norm: RmsNorm,
     mlp: FeedForward,
+    /// Values once more, which nobody reads.
+    dead: Option<(Linear, PagedId)>,
 }
 
 impl Layer {
-    fn load(w: &Weights<'_>, c: &Config, i: usize) -> Result<Self> {
+    fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
         let norms = matches!(c.family, Family::Qwen3 | Family::Qwen3Moe);
         let kind = AttentionKind { norms, gated: false };
         let mlp = if c.family == Family::Mixtral { "block_sparse_moe" } else { "mlp" };
+        let dead = match c.family {
+            Family::DeadValues => {
+                let v = w.at("self_attn").linear(
+                    "v_proj",
+                    [c.kv_heads * c.head_dim, c.hidden],
+                    false,
+                )?;
+                Some((v, caches.values(c.kv_heads, c.head_dim, None)))
+            }
+            _ => None,
+        };
         Ok(Self {
             input_norm: w.norm("input_layernorm", c.hidden)?,
-            attention: Attention::load(&w.at("self_attn"), c, i, i, kind)?,
+            attention: Attention::load(&w.at("self_attn"), c, i, caches, kind)?,
             post_norm: w.norm("post_attention_layernorm", c.hidden)?,
             mlp: FeedForward::load(&w.at(mlp), c, i)?,
+            dead,
         })
     }
 
     fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
-        let h = x + self.attention.forward(self.input_norm.apply(x), rope, caches);
+        let y = self.input_norm.apply(x);
+        if let Some((v, dead)) = &self.dead {
+            // The write happens all the same, because every write is a root.
+            let _ = caches.paged(x.step(), *dead).write(v.apply(y));
+        }
+        let h = x + self.attention.forward(y, rope, caches);
         h + self.mlp.forward(self.post_norm.apply(h))
     }
 }
@@ -44,28 +63,27 @@ pub(super) struct Transformer {
     rope: Rope,
     layers: Vec<Layer>,
     head: Head,
-    kv: Vec<KvSpec>,
+    caches: CacheSpec,
 }
 
 impl Transformer {
     pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
         let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i));
-        let dead_values = c.family == Family::DeadValues;
-        let kv = (0..c.layers).map(|i| KvSpec { dead_values, ..Attention::cache(c, i) });
+        let mut caches = CacheSpec::default();
+        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
         Ok(Self {
             embedding,
             rope: Rope::new(w, &c.rope, "rope")?,
             layers: layers.collect::<Result<_>>()?,
             head: Head { norm: w.norm("norm", c.hidden)?, linear, softcap: c.final_softcap },
-            kv: kv.collect(),
+            caches,
         })
     }
 }
 
 impl Model for Transformer {
     fn caches(&self) -> CacheSpec {
-        CacheSpec { kv: self.kv.clone(), delta: Vec::new() }
+        self.caches.clone()
     }
 
     fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {

@@ -5,6 +5,8 @@
 //! [`Version`] is consumed by the write that makes the next one; a [`Param`] (a host integer) is no tensor.
 //! A tensor owns no memory either way: even a forged one would pin nothing.
 
+mod tensor;
+
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::panic::Location;
@@ -14,9 +16,11 @@ use crate::dims::Shape;
 use crate::error::{Error, Result};
 use crate::inputs::TABLES;
 use crate::key::{Key, Outputs};
-use crate::op::{DeltaHeads, Id, Map, Op, Scoring};
+use crate::op::{Id, Op, Stretch};
 use crate::state::{State, StateRef};
 use crate::weight::Weight;
+
+pub use tensor::{AttentionSpec, Choice, Delta, ExpertsUp, RopeHeads, Scan, Seen, SeenValues};
 
 /// Ties a value to one step: invariant, so that two steps never unify.
 type Brand<'s> = PhantomData<fn(&'s ()) -> &'s ()>;
@@ -181,8 +185,27 @@ impl<'s> Param<'s> {
     /// Cosines and sines of `positions * freq`, times `scale`: what [`Tensor::rope`] wants.
     #[track_caller]
     pub fn rope_table(self, freq: &Weight, scale: f32) -> Tensor<'s> {
+        self.rope_table_of(freq, scale, 1, Stretch::None)
+    }
+
+    /// The same for positions rounded down to multiples of `every`, with frequencies that a row may stretch.
+    #[track_caller]
+    pub fn rope_table_of(
+        self,
+        freq: &Weight,
+        scale: f32,
+        every: usize,
+        stretch: Stretch,
+    ) -> Tensor<'s> {
         self.expect(Field::Positions, "rope_table");
-        self.step.push(Op::RopeTable { freq: freq.r, scale })
+        self.step.push(Op::RopeTable { freq: freq.r, scale, every, stretch })
+    }
+
+    /// `1 + beta * ln(1 + floor(position / every)) -> [T, 1]`
+    #[track_caller]
+    pub fn scale(self, beta: f32, every: usize) -> Tensor<'s> {
+        self.expect(Field::Positions, "position_scale");
+        self.step.push(Op::PositionScale { beta, every })
     }
 
     #[track_caller]
@@ -208,160 +231,5 @@ impl std::ops::Add for Tensor<'_> {
     #[track_caller]
     fn add(self, other: Self) -> Self {
         self.step.push(Op::Add { a: self.id, b: other.id })
-    }
-}
-
-/// What attention needs to know besides its tensors.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub heads: usize,
-    /// Factor on the scores.
-    pub scale: f32,
-    /// The most positions a query sees, itself included.
-    pub window: Option<usize>,
-    /// Scores become `c * tanh(score / c)`.
-    pub softcap: Option<f32>,
-}
-
-impl<'s> Tensor<'s> {
-    /// The step that it belongs to.
-    pub fn step(self) -> Step<'s> {
-        self.step
-    }
-
-    /// Numbers in a row.
-    pub fn cols(self) -> usize {
-        self.step.recording.borrow().shape(self.id).cols
-    }
-
-    /// Columns `start..start + cols`, without a copy.
-    #[track_caller]
-    pub fn columns(self, start: usize, cols: usize) -> Self {
-        self.step.push(Op::Columns { x: self.id, start, cols })
-    }
-
-    /// Consecutive columns of these widths.
-    #[track_caller]
-    pub fn split<const N: usize>(self, widths: [usize; N]) -> [Self; N] {
-        let mut start = 0;
-        let mut parts = [self; N];
-        for (part, width) in parts.iter_mut().zip(widths) {
-            *part = self.columns(start, width);
-            start += width;
-        }
-        parts
-    }
-
-    /// The rows whose results are wanted: `[T, c] -> [O, c]`.
-    #[track_caller]
-    pub fn take_outputs(self) -> Self {
-        self.step.push(Op::TakeOutputs { x: self.id })
-    }
-
-    /// `f(x)`
-    #[track_caller]
-    pub fn apply(self, f: Map) -> Self {
-        self.step.push(Op::Apply { x: self.id, f })
-    }
-
-    /// `f(gate) * self`; a gate of one column serves the whole row.
-    #[track_caller]
-    pub fn gated(self, gate: Self, f: Map) -> Self {
-        self.step.push(Op::Gate { gate: gate.id, x: self.id, f })
-    }
-
-    /// RMS norm over groups as wide as `weight`.
-    #[track_caller]
-    pub fn rms_norm(self, weight: &Weight, group: usize, eps: f32) -> Self {
-        self.step.push(Op::RmsNorm { x: self.id, weight: weight.r, group, eps })
-    }
-
-    /// RMS norm over groups, then times `silu(gate)`.
-    #[track_caller]
-    pub fn gated_rms_norm(self, gate: Self, weight: &Weight, group: usize, eps: f32) -> Self {
-        let (x, gate) = (self.id, gate.id);
-        self.step.push(Op::GatedRmsNorm { x, gate, weight: weight.r, group, eps })
-    }
-
-    /// Each group divided by its length, times `scale`.
-    #[track_caller]
-    pub fn unit_norm(self, group: usize, eps: f32, scale: f32) -> Self {
-        self.step.push(Op::UnitNorm { x: self.id, group, eps, scale })
-    }
-
-    /// `x W^T (+ bias)`
-    #[track_caller]
-    pub fn linear(self, weight: &Weight, bias: Option<&Weight>) -> Self {
-        self.step.push(Op::Linear { x: self.id, weight: weight.r, bias: bias.map(|b| b.r) })
-    }
-
-    /// Of router logits `[T, experts]`: the `k` best, weights then numbers, `[T, 2k]`.
-    #[track_caller]
-    pub fn route(self, k: usize, scoring: Scoring) -> Self {
-        self.step.push(Op::Route { logits: self.id, k, scoring })
-    }
-
-    /// The hidden activations of the routed experts, `[T, k * I]`.
-    #[track_caller]
-    pub fn experts_up(self, routing: Self, gate: &Weight, up: &Weight, f: Map) -> Self {
-        let (x, routing) = (self.id, routing.id);
-        self.step.push(Op::ExpertsUp { x, routing, gate: gate.r, up: up.r, f })
-    }
-
-    /// The weighted sum of the routed experts' outputs, `[T, k * I] -> [T, H]`.
-    #[track_caller]
-    pub fn experts_down(self, routing: Self, down: &Weight) -> Self {
-        let (x, routing) = (self.id, routing.id);
-        self.step.push(Op::ExpertsDown { x, routing, down: down.r })
-    }
-
-    /// Rotary positions on heads of `dim`, from [`Param::rope_table`].
-    #[track_caller]
-    pub fn rope(self, table: Self, dim: usize, interleaved: bool) -> Self {
-        self.step.push(Op::Rope { x: self.id, table: table.id, dim, interleaved })
-    }
-
-    /// Attention of these queries, `[T, heads * dim] -> [T, heads * dim of values]`.
-    #[track_caller]
-    pub fn attend(self, keys: &Version<'s>, values: &Version<'s>, spec: AttentionSpec) -> Self {
-        let AttentionSpec { heads, scale, window, softcap } = spec;
-        let (keys, values) = (keys.state, values.state);
-        self.step.push(Op::Attention { q: self.id, keys, values, heads, scale, window, softcap })
-    }
-
-    /// Causal depthwise convolution, then `f` (silu or `Scale(1.0)`); moves the row's window forward.
-    #[track_caller]
-    pub fn conv(self, taps: &Weight, window: Version<'s>, f: Map) -> (Self, Version<'s>) {
-        let op = Op::Conv { x: self.id, taps: taps.r, state: window.state, f };
-        (self.step.push(op), window)
-    }
-
-    /// The decays of a delta rule, from running sums of `neg_a * softplus(x + bias)`, which move forward.
-    #[track_caller]
-    pub fn decay(self, neg_a: &Weight, bias: &Weight, sums: Version<'s>) -> (Self, Version<'s>) {
-        let (x, neg_a, bias) = (self.id, neg_a.r, bias.r);
-        (self.step.push(Op::Decay { x, neg_a, bias, state: sums.state }), sums)
-    }
-}
-
-/// The arguments of a delta rule, each `[T, _]`.
-#[derive(Clone, Copy)]
-#[allow(missing_docs)]
-pub struct Delta<'s> {
-    pub q: Tensor<'s>,
-    pub k: Tensor<'s>,
-    pub v: Tensor<'s>,
-    pub decay: Tensor<'s>,
-    pub beta: Tensor<'s>,
-}
-
-impl<'s> Delta<'s> {
-    /// Runs the gated delta rule over each row's tokens, `-> [T, hv * dv]`; moves `memory` forward.
-    #[track_caller]
-    pub fn rule(self, heads: DeltaHeads, memory: Version<'s>) -> (Tensor<'s>, Version<'s>) {
-        let [q, k, v, decay, beta] = [self.q, self.k, self.v, self.decay, self.beta].map(|t| t.id);
-        let op = Op::DeltaRule { q, k, v, decay, beta, state: memory.state, heads };
-        (self.q.step.push(op), memory)
     }
 }

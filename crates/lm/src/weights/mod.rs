@@ -3,10 +3,16 @@
 //! Owns what is done to weights at load: choosing rows, joining experts, folding a `+ 1` into a norm. Refuses a tensor
 //! whose shape is not the one that the model asks for.
 
+mod draw;
+mod host;
+
 use std::borrow::Cow;
 use std::cell::Cell;
 
 use longrun_array::{Format, MatrixSpec, Runtime, Weight};
+
+use draw::{Draw, bf16};
+pub(crate) use host::HostMatrix;
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
@@ -39,12 +45,6 @@ pub struct Weights<'a> {
 
 /// The prefixes that writers put before `embed_tokens.weight`.
 const ROOTS: [&str; 4] = ["model.", "language_model.model.", "model.language_model.", ""];
-
-/// A matrix in host memory, row-major.
-struct HostMatrix<'a> {
-    format: Format,
-    bytes: Cow<'a, [u8]>,
-}
 
 impl<'a> Weights<'a> {
     /// All weights of a source. `less_one` says that norm weights are stored less 1; `eps` goes into every norm.
@@ -161,25 +161,40 @@ impl<'a> Weights<'a> {
         Self { less_one: false, ..self.clone() }.norm(name, len)
     }
 
-    fn host(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<HostMatrix<'a>> {
+    /// The matrix `name` as the files hold it.
+    ///
+    /// # Errors
+    /// The tensor is missing or has another shape.
+    pub(crate) fn host(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<HostMatrix<'a>> {
         let c = match self.source {
             Source::Checkpoint(c) => c,
             Source::Seed(seed) => {
                 let mut rng = Draw::new(seed, &self.full(name));
                 let scale = 1.2 / (cols as f32).sqrt();
                 let bytes = (0..rows * cols).flat_map(|_| bf16(scale * rng.normal())).collect();
-                return Ok(HostMatrix { format: Format::BF16, bytes: Cow::Owned(bytes) });
+                return Ok(HostMatrix {
+                    format: Format::BF16,
+                    rows,
+                    cols,
+                    bytes: Cow::Owned(bytes),
+                });
             }
         };
         let t = self.tensor(c, name)?;
         if t.shape != [rows, cols] {
             return Err(self.misshapen(&t, &[rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
     }
 
-    fn load(&self, name: &str, spec: MatrixSpec, bytes: &[u8]) -> Result<Weight> {
-        let weight = Weight::matrix(self.runtime, &self.full(name), spec, bytes)?;
+    /// Brings `host` to the device: one matrix, or `experts` of them behind each other.
+    ///
+    /// # Errors
+    /// Memory or objects run out, or the shape can't be.
+    pub(crate) fn put(&self, name: &str, host: &HostMatrix<'_>, experts: usize) -> Result<Weight> {
+        let HostMatrix { format, rows, cols, .. } = *host;
+        let spec = MatrixSpec { format, experts, rows, cols };
+        let weight = Weight::matrix(self.runtime, &self.full(name), spec, &host.bytes)?;
         if let Source::Checkpoint(c) = self.source {
             c.release(&self.full(name));
         }
@@ -190,10 +205,8 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// The tensor is missing or has another shape; memory runs out.
-    pub fn matrix(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Weight> {
-        let host = self.host(name, [rows, cols])?;
-        let spec = MatrixSpec { format: host.format, experts: 1, rows, cols };
-        self.load(name, spec, &host.bytes)
+    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Weight> {
+        self.put(name, &self.host(name, shape)?, 1)
     }
 
     /// `name.weight [rows, cols]`, and `name.bias` if `bias`.
@@ -220,13 +233,7 @@ impl<'a> Weights<'a> {
         order: impl Iterator<Item = usize>,
     ) -> Result<Linear> {
         let name = format!("{name}.weight");
-        let host = self.host(&name, shape)?;
-        let row = host.bytes.len() / shape[0];
-        let mut bytes = Vec::with_capacity(host.bytes.len());
-        order.for_each(|r| bytes.extend_from_slice(&host.bytes[r * row..][..row]));
-        let (rows, cols) = (bytes.len() / row, shape[1]);
-        let spec = MatrixSpec { format: host.format, experts: 1, rows, cols };
-        let weight = Weight::matrix(self.runtime, &self.full(&name), spec, &bytes)?;
+        let weight = self.put(&name, &self.host(&name, shape)?.take_rows(order), 1)?;
         Ok(Linear { weight, bias: None })
     }
 
@@ -236,7 +243,6 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// As [`matrix`](Self::matrix); experts in different formats.
     pub fn experts(&self, name: &str, experts: usize, [rows, cols]: [usize; 2]) -> Result<Weight> {
-        let spec = |format| MatrixSpec { format, experts, rows, cols };
         if let Source::Checkpoint(c) = self.source {
             let stacked = [
                 format!("experts.{name}"),
@@ -248,23 +254,15 @@ impl<'a> Weights<'a> {
                 if t.shape != [experts, rows, cols] {
                     return Err(self.misshapen(&t, &[experts, rows, cols]));
                 }
-                return self.load(stacked, spec(t.format), t.data);
+                let bytes = Cow::Borrowed(t.data);
+                let host = HostMatrix { format: t.format, rows, cols, bytes };
+                return self.put(stacked, &host, experts);
             }
         }
-        // It grows with the files: a config's word for the number of experts is no reason to take memory.
-        let mut all: Option<(Format, Vec<u8>)> = None;
-        for e in 0..experts {
-            let one = format!("experts.{e}.{name}.weight");
-            let host = self.host(&one, [rows, cols])?;
-            let (format, bytes) = all.get_or_insert((host.format, Vec::new()));
-            if *format != host.format {
-                let what = format!("{} is {}, its neighbours are not", one, host.format.name());
-                return Err(Error::unsupported(what));
-            }
-            bytes.extend_from_slice(&host.bytes);
-        }
-        let (format, bytes) = all.ok_or_else(|| Error::file("a mixture of 0 experts"))?;
-        self.load(name, spec(format), &bytes)
+        let one = |e: usize| self.host(&format!("experts.{e}.{name}.weight"), [rows, cols]);
+        let (host, _) =
+            HostMatrix::stacked((0..experts).map(one)).map_err(|e| e.at(self.full(name)))?;
+        self.put(name, &host, experts)
     }
 
     /// The halves of the stacked `experts.gate_up_proj [experts, 2 * rows, cols]`, or the two projections
@@ -294,11 +292,11 @@ impl<'a> Weights<'a> {
             return Err(self.misshapen(&t, &[experts, 2 * rows, cols]));
         }
         let half = t.data.len() / experts / 2;
-        let spec = MatrixSpec { format: t.format, experts, rows, cols };
         let part = |second: usize| -> Result<Weight> {
             let halves = t.data.chunks_exact(half).skip(second).step_by(2);
-            let bytes: Vec<u8> = halves.flatten().copied().collect();
-            Ok(Weight::matrix(self.runtime, &self.full(fused), spec, &bytes)?)
+            let bytes = halves.flatten().copied().collect();
+            let host = HostMatrix { format: t.format, rows, cols, bytes: Cow::Owned(bytes) };
+            self.put(fused, &host, experts)
         };
         Ok([part(0)?, part(1)?])
     }
@@ -326,39 +324,5 @@ impl<'a> Weights<'a> {
             Self { root, ..self.clone() }.matrix("lm_head.weight", [vocab, hidden])?
         };
         Ok((embedding, Linear { weight, bias: None }))
-    }
-}
-
-/// The bytes of the bf16 nearest to `x`, ties to even.
-fn bf16(x: f32) -> [u8; 2] {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    ((rounded >> 16) as u16).to_le_bytes()
-}
-
-/// Random numbers of one tensor: SplitMix64 from a seed and a name.
-struct Draw(u64);
-
-impl Draw {
-    fn new(seed: u64, name: &str) -> Self {
-        let fnv = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3);
-        Self(
-            name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv)
-                ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
-        )
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// About normal: the sum of four uniforms, variance 1.
-    fn normal(&mut self) -> f32 {
-        let bits = self.next();
-        let sum: i32 = (0..4).map(|i| (bits >> (16 * i) & 0xffff) as i32).sum();
-        (sum - 131_070) as f32 / 37_837.0
     }
 }

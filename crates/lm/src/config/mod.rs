@@ -1,0 +1,183 @@
+//! What a checkpoint's `config.json` says, checked and in one vocabulary.
+//!
+//! Owns the names that different writers use (original checkpoints, transformers 5, MLX, GGUF metadata translated by
+//! [`crate::checkpoint`]) and their defaults. Refuses what would change the maths and is not known here.
+
+mod attention;
+mod delta;
+mod family;
+mod fields;
+mod mla;
+mod moe;
+
+use serde_json::Value;
+
+pub use delta::DeltaConfig;
+pub use family::Family;
+pub(crate) use fields::Fields;
+pub use mla::MlaConfig;
+pub use moe::MoeConfig;
+
+use crate::error::{Error, Result};
+use crate::rope::RopeSpec;
+
+/// What a layer mixes tokens with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    /// Attention over everything before.
+    Full,
+    /// Attention over a window.
+    Sliding,
+    /// Gated delta rule.
+    Linear,
+}
+
+/// A model's shape.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct Config {
+    pub family: Family,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub intermediate: usize,
+    pub vocab: usize,
+    pub eps: f32,
+    /// The most tokens of a sequence that the model was made for.
+    pub context: usize,
+    /// The head is the embedding.
+    pub tied: bool,
+    /// What each layer mixes tokens with.
+    pub mixers: Vec<Mixer>,
+    /// The window of sliding layers.
+    pub window: Option<usize>,
+    /// Whether each layer rotates its queries and keys.
+    pub rotates: Vec<bool>,
+    pub rope: RopeSpec,
+    /// The positions of sliding layers where they differ.
+    pub sliding_rope: Option<RopeSpec>,
+    /// Pairs are `(2i, 2i + 1)`: llama in GGUF files.
+    pub rope_interleaved: bool,
+    pub attention_bias: bool,
+    pub output_bias: bool,
+    pub mlp_bias: bool,
+    /// Factor on attention scores.
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    pub final_softcap: Option<f32>,
+    /// Norm weights are stored less 1.
+    pub norms_less_one: bool,
+    pub moe: Option<MoeConfig>,
+    pub delta: Option<DeltaConfig>,
+    pub mla: Option<MlaConfig>,
+    /// Ids that end a text, of `config.json`.
+    pub eos: Vec<u32>,
+}
+
+/// The most tokens that a context may be made for: ten million are known.
+const MOST_CONTEXT: usize = 1 << 24;
+
+impl Config {
+    /// Reads a `config.json`; a vision checkpoint gives its text part.
+    ///
+    /// # Errors
+    /// A field is missing, impossible or unknown and would change the maths; the message names it.
+    pub fn new(json: &Value) -> Result<Self> {
+        Self::read(json).map_err(|e| e.at("config.json"))
+    }
+
+    fn read(json: &Value) -> Result<Self> {
+        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
+        let f = Fields { text, outer: json };
+        let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
+        let family = Family::of(name).map_err(|e| e.at("model_type"))?;
+        let [hidden, layers, heads] =
+            [f.size("hidden_size")?, f.size("num_hidden_layers")?, f.size("num_attention_heads")?];
+        let kv_heads = f.size_or("num_key_value_heads", heads)?;
+        let head_dim = f.size_or("head_dim", hidden / heads)?;
+        if !heads.is_multiple_of(kv_heads) {
+            let what = format!("{heads} heads can't share {kv_heads} key heads");
+            return Err(Error::file(what).at("num_key_value_heads"));
+        }
+        if !head_dim.is_multiple_of(2) {
+            let what = format!("{head_dim} columns of a head can't be rotated in pairs");
+            return Err(Error::file(what).at("head_dim"));
+        }
+        check_activation(&f, family)?;
+        // Where windows are switched off, some writers leave a 0.
+        let off = !f.bool_or("use_sliding_window", true)?;
+        let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
+        let window = if off { None } else { f.size_opt("sliding_window")? };
+        let mixers = attention::mixers(&f, family, layers, window)?;
+        let (rope, sliding_rope) = attention::ropes(&f, family, head_dim)?;
+        let rotates = attention::rotates(&f, family, layers)?;
+        let gemma = family.is_gemma();
+        let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
+        let shifted = f.bool_or("norm_weight_shifted", false)?;
+        Ok(Self {
+            family,
+            hidden,
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate: f.size_or("intermediate_size", hidden)?,
+            vocab: f.size("vocab_size")?,
+            eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            context: f.size_up_to("max_position_embeddings", MOST_CONTEXT)?.unwrap_or(4096),
+            tied: f.bool_or("tie_word_embeddings", gemma)?,
+            mixers,
+            window,
+            rope,
+            sliding_rope,
+            rotates,
+            rope_interleaved: f.bool_or("rope_interleaved", false)?,
+            attention_bias: f.bool_or("attention_bias", family.has_qkv_bias())?,
+            output_bias: f.bool_or("attention_bias", false)? && !family.has_qkv_bias(),
+            mlp_bias: f.bool_or("mlp_bias", false)?,
+            scale: if gemma { scalar.powf(-0.5) as f32 } else { (head_dim as f32).powf(-0.5) },
+            softcap: f.positive("attn_logit_softcapping")?,
+            final_softcap: f.positive("final_logit_softcapping")?,
+            norms_less_one: (gemma || family.is_delta_hybrid()) && !shifted,
+            moe: match family.has_experts() {
+                true => Some(moe::moe(&f, family, layers)?),
+                false => None,
+            },
+            delta: if family.is_delta_hybrid() { Some(delta::delta(&f)?) } else { None },
+            mla: if f.get("kv_lora_rank").is_some() { Some(mla::mla(&f)?) } else { None },
+            eos: ids(f.get("eos_token_id"))?,
+        })
+    }
+}
+
+/// A number or a list of numbers, as ids.
+///
+/// # Errors
+/// It is something else.
+pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
+    let id = |v: &Value| {
+        let id = v.as_u64().and_then(|n| u32::try_from(n).ok());
+        id.ok_or_else(|| Error::file(format!("{v} is no token id")).at("eos_token_id"))
+    };
+    match value {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(list)) => list.iter().map(id).collect(),
+        Some(one) => Ok(vec![id(one)?]),
+    }
+}
+
+fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {
+    let name = f.str("hidden_activation")?.or(f.str("hidden_act")?);
+    let gemma = family.is_gemma();
+    match name {
+        None => Ok(()),
+        Some("silu" | "swish") if !gemma => Ok(()),
+        Some("gelu_pytorch_tanh" | "gelu_tanh") if gemma => Ok(()),
+        Some(other) => {
+            let what = format!("activation \"{other}\" is not known for {}", family.name());
+            Err(Error::unsupported(what).at("hidden_act"))
+        }
+    }
+}

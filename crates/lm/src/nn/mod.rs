@@ -1,0 +1,105 @@
+//! The blocks that models are made of: a weight or a few, and what they do to a tensor.
+//!
+//! Owns the layers that more than one family uses. Shapes are `[T, cols]`: `T` tokens of all rows of a step.
+
+mod attention;
+mod moe;
+mod rope;
+
+use longrun_array::{Glu, Map, Step, Tensor, Weight};
+
+pub use attention::{Attention, AttentionKind};
+pub use moe::{FeedForward, Moe};
+pub use rope::Rope;
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::weights::Weights;
+
+/// `x W^T + b`
+pub struct Linear {
+    pub(crate) weight: Weight,
+    pub(crate) bias: Option<Weight>,
+}
+
+impl Linear {
+    /// `[T, cols] -> [T, rows]`
+    #[track_caller]
+    pub fn apply<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
+        x.linear(&self.weight, self.bias.as_ref())
+    }
+}
+
+/// `x / sqrt(mean x^2 + eps) * w`, over groups of columns; `w` is as wide as one group or as several.
+pub struct RmsNorm {
+    pub(crate) weight: Weight,
+    pub(crate) group: usize,
+    pub(crate) eps: f32,
+}
+
+impl RmsNorm {
+    /// `[T, n * group] -> [T, n * group]`
+    #[track_caller]
+    pub fn apply<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
+        x.rms_norm(&self.weight, self.group, self.eps)
+    }
+
+    /// The norm times `f(gate)`.
+    #[track_caller]
+    pub fn gated<'s>(&self, x: Tensor<'s>, gate: Tensor<'s>, f: Map) -> Tensor<'s> {
+        x.gated_rms_norm(gate, &self.weight, self.group, self.eps, f)
+    }
+}
+
+/// `down(f(gate x, up x))`
+pub struct Mlp {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    f: Glu,
+}
+
+impl Mlp {
+    /// # Errors
+    /// A weight is missing or misshapen.
+    pub fn load(w: &Weights<'_>, c: &Config, inner: usize, f: impl Into<Glu>) -> Result<Self> {
+        Ok(Self {
+            gate: w.linear("gate_proj", [inner, c.hidden], c.mlp_bias)?,
+            up: w.linear("up_proj", [inner, c.hidden], c.mlp_bias)?,
+            down: w.linear("down_proj", [c.hidden, inner], c.mlp_bias)?,
+            f: f.into(),
+        })
+    }
+
+    /// `[T, H] -> [T, H]`
+    #[track_caller]
+    pub fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
+        self.down.apply(self.up.apply(x).gated(self.gate.apply(x), self.f))
+    }
+}
+
+/// The last norm and the head.
+pub struct Head {
+    /// The last norm.
+    pub norm: RmsNorm,
+    /// Hidden state to scores over the vocabulary.
+    pub linear: Linear,
+    /// Scores become `c * tanh(score / c)`.
+    pub softcap: Option<f32>,
+}
+
+impl Head {
+    /// Emits what the step's key asks for, for the tokens whose results are wanted.
+    #[track_caller]
+    pub fn emit<'s>(&self, step: Step<'s>, x: Tensor<'s>) {
+        let x = self.norm.apply(x.take_outputs());
+        if step.key().head == longrun_array::Head::Hidden {
+            return step.emit(x);
+        }
+        let logits = self.linear.apply(x);
+        step.emit(match self.softcap {
+            Some(c) => logits.apply(Map::Softcap(c)),
+            None => logits,
+        });
+    }
+}
