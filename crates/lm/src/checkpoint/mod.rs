@@ -25,6 +25,7 @@ use serde_json::Value;
 
 pub use gguf::{Gguf, GgufNumber, GgufNumbers, GgufStrings, GgufValue};
 pub use packed::Packing;
+pub(crate) use packed::widened;
 pub use source::EmbeddedFile;
 pub use summary::{FormatTotal, Summary, TensorLine};
 pub use tensor::{RawDtype, RawTensor, TensorView};

@@ -9,7 +9,7 @@ use std::ops::Range;
 use longrun_array::format::Format;
 use safetensors::Dtype;
 
-use super::packed::{self, Packing};
+use super::packed::Packing;
 
 /// A weight in a format that this build can pack.
 #[derive(Clone, Debug)]
@@ -23,18 +23,6 @@ pub struct TensorView<'a> {
     /// The rows, one after another, of no particular alignment: borrowed from the file, or put
     /// together from the parts of a packed weight.
     pub data: Cow<'a, [u8]>,
-}
-
-impl TensorView<'_> {
-    /// The same numbers in the form whose scales are `f32`, if the format has one and is not it.
-    /// Weights that are joined must be of one form, and each is put together as narrow as it allows.
-    #[must_use]
-    pub fn widened(self) -> Self {
-        match packed::widened(self.format, &self.data) {
-            Some((format, data)) => Self { format, data, ..self },
-            None => self,
-        }
-    }
 }
 
 /// Any tensor of a checkpoint, usable as a weight or not.

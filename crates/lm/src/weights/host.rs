@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use longrun_array::Format;
 
 use super::draw::bf16;
+use crate::checkpoint::widened;
 use crate::error::{Error, Result};
 
 /// `[rows, cols]` in host memory, row-major.
@@ -31,6 +32,14 @@ impl<'a> HostMatrix<'a> {
         order.for_each(|r| bytes.extend_from_slice(&self.bytes[r * row..][..row]));
         let rows = bytes.len() / row;
         HostMatrix { format: self.format, rows, cols: self.cols, bytes: bytes.into() }
+    }
+
+    /// The same numbers with scales in f32, if the format has such a form and is not it.
+    fn widened(self) -> Self {
+        match widened(self.format, &self.bytes) {
+            Some((format, bytes)) => Self { format, bytes, ..self },
+            None => self,
+        }
     }
 
     /// All numbers, row by row.
@@ -68,12 +77,18 @@ impl<'a> HostMatrix<'a> {
         let mut all: Option<HostMatrix<'static>> = None;
         let mut count = 0;
         for part in parts {
-            let part = part?;
+            let mut part = part?;
             count += 1;
             let Some(all) = &mut all else {
                 all = Some(HostMatrix { bytes: part.bytes.into_owned().into(), ..part });
                 continue;
             };
+            // Each came with scales as short as its own numbers allow.
+            if all.format != part.format {
+                part = part.widened();
+                let narrow = std::mem::take(&mut all.bytes);
+                *all = HostMatrix { bytes: narrow, ..*all }.widened();
+            }
             if (all.format, all.rows, all.cols) != (part.format, part.rows, part.cols) {
                 let what = format!(
                     "expert {} is {}, those before it {}",

@@ -133,7 +133,7 @@ impl<'a> Weights<'a> {
             return Err(self.misshapen(&t, &[count]));
         }
         let mut numbers = vec![0.0; count];
-        t.format.dequantize_row(t.data, &mut numbers);
+        t.format.dequantize_row(&t.data, &mut numbers);
         Ok(numbers)
     }
 
@@ -184,7 +184,7 @@ impl<'a> Weights<'a> {
         if t.shape != [rows, cols] {
             return Err(self.misshapen(&t, &[rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
     }
 
     /// Brings `host` to the device: one matrix, or `experts` of them behind each other.
@@ -254,8 +254,7 @@ impl<'a> Weights<'a> {
                 if t.shape != [experts, rows, cols] {
                     return Err(self.misshapen(&t, &[experts, rows, cols]));
                 }
-                let bytes = Cow::Borrowed(t.data);
-                let host = HostMatrix { format: t.format, rows, cols, bytes };
+                let host = HostMatrix { format: t.format, rows, cols, bytes: t.data };
                 return self.put(stacked, &host, experts);
             }
         }

@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use super::super::tensor::RawDtype;
 use super::config::Method;
-use super::numbers::Kind;
 use super::{Bytes, Grid, Packed, Placed, fp, ints, mlx};
 use crate::{Error, Result};
 
@@ -134,13 +133,6 @@ pub(super) fn expect(what: &str, placed: &Placed, dtypes: &[Dtype]) -> Result<()
         return Ok(());
     }
     Err(Error::unsupported(format!("its {what} are stored as {have}")))
-}
-
-/// The kind of stated floats.
-pub(super) fn kind(what: &str, placed: &Placed) -> Result<Kind> {
-    let dtype = placed.located.dtype;
-    Kind::of(dtype)
-        .ok_or_else(|| Error::unsupported(format!("its {what} are stored as {dtype}")))
 }
 
 /// The last dimension of a tensor and those before it.

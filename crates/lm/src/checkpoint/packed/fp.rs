@@ -41,7 +41,7 @@ fn weight(parts: &mut Parts<'_>, base: &str, ending: &str) -> Result<Packed> {
         Dtype::I8 if floats => ints::bytes_with_scales(parts, base, codes, scales),
         Dtype::I8 | Dtype::U8 if !floats => {
             let global = parts.take(base, ".weight_scale_2");
-            nibbles(codes, scales, global.map(|placed| Global { placed, over: 1.0 }))
+            nibbles(codes, scales, global, 1.0)
         }
         other => Err(Error::unsupported(format!("it is stored as {other} with scales"))),
     }
@@ -92,7 +92,13 @@ fn bad_scales(scales: &Placed) -> Error {
 }
 
 /// Two E2M1 in a byte: 16 with a scale in E4M3, or 32 with an exponent.
-pub(super) fn nibbles(codes: Placed, scales: Placed, global: Option<Global>) -> Result<Packed> {
+/// `global` as in [`Global`].
+pub(super) fn nibbles(
+    codes: Placed,
+    scales: Placed,
+    global: Option<Placed>,
+    over: f32,
+) -> Result<Packed> {
     expect("codes", &codes, &[Dtype::U8, Dtype::I8])?;
     let kind = Kind::of_exponents(scales.located.dtype).ok_or_else(|| bad_scales(&scales))?;
     let group = match kind {
@@ -100,9 +106,8 @@ pub(super) fn nibbles(codes: Placed, scales: Placed, global: Option<Global>) -> 
         Kind::E8M0 => 32,
         Kind::Float(_) => return Err(bad_scales(&scales)),
     };
-    if let Some(global) = &global {
-        expect("global scales", &global.placed, &[Dtype::F32])?;
-    }
+    let global = global.map(|placed| Numbers::floats("global scales", placed)).transpose()?;
+    let global = global.map(|numbers| Global { numbers, over });
     let (before, half) = split_last("codes", &codes)?;
     let (same, groups) = split_last("scales", &scales)?;
     if before != same || half.checked_mul(2) != groups.checked_mul(group) {

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 
 use super::codes::{Order, ZeroOrder};
 use super::config::Method;
-use super::find::{Parts, expect, kind, rows_grid, split_last};
+use super::find::{Parts, expect, rows_grid, split_last};
 use super::super::tensor::RawDtype;
 use super::{Grid, Mins, Numbers, Packed, Packing, Placed, bytes, fp};
 use crate::{Error, Result};
@@ -49,7 +49,7 @@ pub(super) fn by_columns(parts: &mut Parts<'_>, base: &str) -> Result<Packed> {
     }
     let group = cols / groups;
     let grid = Grid { size: [rows, groups], block: [1, group], turned: true };
-    let scales = Numbers { kind: kind("scales", &scales)?, placed: scales };
+    let scales = Numbers::floats("scales", scales)?;
     let (shape, packing) = ([rows, cols].into(), Packing::Affine { bits, group });
     Ok(Packed { shape, packing, codes, order, grid, scales, global: None, mins, group_of })
 }
@@ -79,7 +79,7 @@ pub(super) fn compressed(parts: &mut Parts<'_>, base: &str) -> Result<Packed> {
     let scales = parts.need(base, ".weight_scale")?;
     if codes.located.dtype == RawDtype::Safetensors(Dtype::U8) {
         let global = parts.take(base, ".weight_global_scale");
-        return fp::nibbles(codes, scales, global.map(|placed| super::Global { placed, over: 0.0 }));
+        return fp::nibbles(codes, scales, global, 0.0);
     }
     expect("codes", &codes, &[Dtype::I32])?;
     let shape = stated_shape(parts, base, &codes)?;
@@ -162,7 +162,7 @@ fn integers(
             return Err(Error::file(format!("scales {scales:?} for a weight {shape:?}")));
         }
     };
-    let scales = Numbers { kind: kind("scales", &scales)?, placed: scales };
+    let scales = Numbers::floats("scales", scales)?;
     let packing = Packing::Affine { bits, group: grid.block[1] };
     let (mins, shape) = (Mins::Middle(middle(bits)), shape.into());
     Ok(Packed { shape, packing, codes, order, grid, scales, global: None, mins, group_of: None })

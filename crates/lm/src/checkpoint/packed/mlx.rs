@@ -7,7 +7,7 @@ use safetensors::Dtype;
 
 use super::codes::Order;
 use super::config::Mode;
-use super::find::{Parts, expect, kind, rows_grid, split_last};
+use super::find::{Parts, expect, rows_grid, split_last};
 use super::numbers::Kind;
 use super::super::tensor::RawDtype;
 use super::{Global, Mins, Numbers, Packed, Packing};
@@ -30,32 +30,32 @@ pub(super) fn weight(parts: &mut Parts<'_>, base: &str) -> Result<Packed> {
     let bits = words.checked_mul(32).filter(|bits| bits.is_multiple_of(groups));
     let group_bits = bits.ok_or_else(|| Error::file("groups are no whole number of words"))?;
     let group_bits = group_bits / groups;
-    let bytes = scales.located.dtype == RawDtype::Safetensors(Dtype::U8);
-    let (packing, kind) = match bytes {
-        true => of_bytes(group_bits, wanted)?,
-        false => (affine(group_bits, wanted)?, kind("scales", &scales)?),
+    let before = before.to_vec();
+    let (packing, scales) = match scales.located.dtype {
+        RawDtype::Safetensors(Dtype::U8) => {
+            let (packing, kind) = of_bytes(group_bits, wanted)?;
+            (packing, Numbers { placed: scales, kind })
+        }
+        _ => (affine(group_bits, wanted)?, Numbers::floats("scales", scales)?),
     };
-    let (group, mut shape) = (packing.group(), before.to_vec());
+    let (group, mut shape) = (packing.group(), before);
     let cols = groups.checked_mul(group).ok_or_else(|| Error::file("its size overflows"))?;
     let grid = rows_grid(*shape.last().unwrap_or(&0), groups, group);
     shape.push(cols);
     let mins = match packing {
         Packing::Affine { .. } => {
-            let placed = parts.need(base, ".biases")?;
-            let kind = self::kind("biases", &placed)?;
-            Mins::Stored(Numbers { placed, kind })
+            Mins::Stored(Numbers::floats("biases", parts.need(base, ".biases")?)?)
         }
         _ => Mins::None,
     };
     let global = match parts.take(base, ".global_scale") {
-        Some(placed) if kind == Kind::E4M3 => {
-            expect("global scales", &placed, &[Dtype::F32])?;
-            Some(Global { placed, over: NVFP4_RANGE })
+        Some(placed) if scales.kind == Kind::E4M3 => {
+            let numbers = Numbers::floats("global scales", placed)?;
+            Some(Global { numbers, over: NVFP4_RANGE })
         }
         Some(_) => return Err(Error::unsupported("a global scale in another mode than nvfp4")),
         None => None,
     };
-    let scales = Numbers { placed: scales, kind };
     let (order, shape) = (Order::Rows, shape.into());
     Ok(Packed { shape, packing, codes, order, grid, scales, global, mins, group_of: None })
 }

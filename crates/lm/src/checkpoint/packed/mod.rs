@@ -131,11 +131,25 @@ struct Numbers {
     kind: Kind,
 }
 
+impl Numbers {
+    /// The tensor `placed` of stated floats.
+    fn floats(what: &str, placed: Placed) -> Result<Self> {
+        let dtype = placed.located.dtype;
+        let kind = Kind::of(dtype);
+        let kind = kind.ok_or_else(|| Error::unsupported(format!("its {what} are {dtype}")))?;
+        Ok(Self { placed, kind })
+    }
+
+    fn count(&self) -> usize {
+        self.placed.located.shape.iter().product()
+    }
+}
+
 /// A second scale for a whole matrix.
 #[derive(Debug)]
 struct Global {
-    /// `F32`, one number or one a matrix.
-    placed: Placed,
+    /// One number, or one a matrix.
+    numbers: Numbers,
     /// What it is divided by before scales are multiplied with it; 0 if scales are divided by it.
     over: f32,
 }
@@ -213,7 +227,7 @@ impl Packed {
             expect_bytes("group indices", placed, cols.checked_mul(4))?;
         }
         if let Some(global) = &self.global
-            && ![4, 4 * matrices].contains(&global.placed.located.range.len())
+            && ![1, matrices].contains(&global.numbers.count())
         {
             return Err(Error::file("its global scale is not one number, nor one a matrix"));
         }
@@ -226,7 +240,7 @@ impl Packed {
             Mins::None | Mins::Middle(_) => None,
             Mins::Stored(Numbers { placed, .. }) | Mins::Zeros(placed, _) => Some(placed),
         };
-        let global = self.global.as_ref().map(|global| &global.placed);
+        let global = self.global.as_ref().map(|global| &global.numbers.placed);
         let first = [&self.codes, &self.scales.placed].into_iter();
         first.chain(mins).chain(global).chain(&self.group_of)
     }
@@ -289,7 +303,7 @@ impl Packed {
         let mut scales = read(&self.scales);
         let [down, across] = self.grid.size;
         if let Some(global) = &self.global {
-            let all = Kind::Float(Format::F32).read(bytes(&global.placed, shards));
+            let all = read(&global.numbers);
             for (i, scales) in scales.chunks_mut(down * across).enumerate() {
                 let global_scale = *all.get(i).unwrap_or(&all[0]);
                 for scale in scales {
@@ -352,8 +366,9 @@ fn expect_bytes(what: &str, placed: &Placed, expected: Option<usize>) -> Result<
     }
 }
 
-/// The same numbers with scales in `f32`, if `format` is the narrow form of a packed weight.
-pub(super) fn widened(format: Format, data: &[u8]) -> Option<(Format, Cow<'static, [u8]>)> {
+/// The same numbers with scales in `f32`, if `format` is the narrow form of a packed weight. Weights
+/// that are joined must be of one form, and each is put together as narrow as its numbers allow.
+pub(crate) fn widened(format: Format, data: &[u8]) -> Option<(Format, Cow<'static, [u8]>)> {
     let (wide, halves) = match format {
         Format::Affine(f) if !f.is_wide() => (Format::Affine(Affine::new(f.bits(), f.group(), true)?), 2),
         Format::Fp4(f) if !f.is_wide() => (Format::Fp4(Fp4::new(f.group(), true)?), 1),
