@@ -11,8 +11,7 @@ use super::select::{Indexer, Pooled};
 use super::ssm::Scan;
 use super::view::{Mat, MatMut};
 use super::{hyper, linear, ops, recurrent, reference, route, select, ssm};
-use crate::op::Op;
-use crate::step::RopeHeads;
+use crate::op::{Op, RopeHeads};
 
 /// Runs every operation of the plan in order. `plain` takes the reference kernels; `result` is the output buffer.
 pub(super) fn run(c: &Context<'_>, plain: bool, result: usize) {

@@ -285,6 +285,19 @@ pub enum Op {
     Emit { x: Id },
 }
 
+/// Which columns of each head turn, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeHeads {
+    /// Columns of a head.
+    pub dim: usize,
+    /// The first that turns.
+    pub start: usize,
+    /// Pairs are `(2i, 2i + 1)`.
+    pub interleaved: bool,
+    /// Backwards.
+    pub inverse: bool,
+}
+
 /// The head counts and sizes of a delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaHeads {

@@ -3,7 +3,9 @@
 //! Owns the arguments as models write them. A method checks nothing itself: the shape rules do.
 
 use super::{Step, Tensor, Version};
-use crate::op::{Chosen, DecayCurve, DeltaHeads, Glu, Map, Op, Scoring, SsmHeads, Values};
+use crate::op::{
+    Chosen, DecayCurve, DeltaHeads, Glu, Map, Op, RopeHeads, Scoring, SsmHeads, Values,
+};
 use crate::weight::Weight;
 
 /// What attention needs to know besides its tensors.
@@ -290,19 +292,6 @@ impl<'a> ExpertsUp<'a> {
     pub fn gated(gate: &'a Weight, up: &'a Weight, f: impl Into<Glu>) -> Self {
         Self { gate: Some(gate), up, bias: None, f: f.into() }
     }
-}
-
-/// Which columns of each head turn, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RopeHeads {
-    /// Columns of a head.
-    pub dim: usize,
-    /// The first that turns.
-    pub start: usize,
-    /// Pairs are `(2i, 2i + 1)`.
-    pub interleaved: bool,
-    /// Backwards.
-    pub inverse: bool,
 }
 
 /// The units of positions that an indexer has chosen, [`Op::Select`].
