@@ -82,7 +82,7 @@ fn main() {
         let mut prompt = Bench::new(format, 512, 1024);
         for &isa in &isas {
             for exact in [false, true] {
-                if !exact && format.is_float() {
+                if !exact && !format.quantises_activations() {
                     continue;
                 }
                 let mode = if exact { "exact" } else { "q8" };

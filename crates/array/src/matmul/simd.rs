@@ -26,6 +26,10 @@ pub(super) trait Simd: Copy {
     unsafe fn shr(a: Self::I, bits: i32) -> Self::I;
     unsafe fn shl(a: Self::I, bits: i32) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
+    /// The floats whose bits these are.
+    unsafe fn cast_f(a: Self::I) -> Self::F;
+    /// The byte of the table that each byte, below 16, names.
+    unsafe fn lookup(table: &[u8; 16], a: Self::I) -> Self::I;
     /// Adds the products of four unsigned bytes `w` with four signed ones `x` to each lane,
     /// exactly. Unless `WIDE`, `w` is below 128. `x` is above -128.
     unsafe fn dot<const WIDE: bool>(sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
@@ -43,6 +47,8 @@ pub(super) trait Simd: Copy {
     unsafe fn load_bf16(from: *const u8) -> Self::F;
     /// Reads 16 `i8` (16 bytes).
     unsafe fn load_i8(from: *const u8) -> Self::F;
+    /// Reads 16 exponents (16 bytes): `e` is `2^(e - 127)`.
+    unsafe fn load_e8m0(from: *const u8) -> Self::F;
 
     /// Asks for the cache line at `from`, which may lie anywhere.
     #[inline(always)]
