@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use longrun_lm::Result;
+use longrun_lm::adapter::Adapter;
 use longrun_lm::array::{CpuDevice, CpuOptions, Device, Limits, NullDevice};
 use longrun_lm::cache::Room;
 use longrun_lm::checkpoint::EmbeddedFile;
@@ -11,7 +12,7 @@ use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
 use longrun_lm::tiny::TinyShape;
 
-use crate::args::CpuArgs;
+use crate::args::{AdapterArgs, CpuArgs};
 use crate::show;
 
 /// The storyteller inside of this program.
@@ -29,6 +30,14 @@ pub(crate) fn name(text: &str, shape: TinyShape) -> ModelName<'_> {
         Some(family) => ModelName::Tiny(family, shape),
         None if text == "demo" && !Path::new(text).exists() => ModelName::Embedded(DEMO),
         None => ModelName::Path(Path::new(text)),
+    }
+}
+
+/// The model with the adapter that `args` name.
+pub(crate) fn adapted(source: ModelSource, args: &AdapterArgs) -> Result<ModelSource> {
+    match &args.adapter {
+        Some(folder) => source.with_adapter(Adapter::open(folder)?),
+        None => Ok(source),
     }
 }
 

@@ -16,6 +16,12 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// The fields of a `config.json`; a vision checkpoint's text part comes first.
+    pub(crate) fn of(json: &'a Value) -> Self {
+        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
+        Self { text, outer: json }
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         let value = self.text.get(name).or_else(|| self.outer.get(name));
         value.filter(|v| !v.is_null())

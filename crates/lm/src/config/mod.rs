@@ -89,8 +89,7 @@ impl Config {
     }
 
     fn read(json: &Value) -> Result<Self> {
-        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
-        let f = Fields { text, outer: json };
+        let f = Fields::of(json);
         let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
         let family = Family::of(name).map_err(|e| e.at("model_type"))?;
         let [hidden, layers, heads] =

@@ -6,7 +6,8 @@ mod gemma3;
 mod qwen3_next;
 mod transformer;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 
 use longrun_array::{Runtime, Step};
 
@@ -34,9 +35,21 @@ pub fn load(
     source: Source<'_>,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>> {
-    let read = Cell::new(0);
-    let w = Weights::new(runtime, source, config.norms_less_one, config.eps);
-    let w = &w.with_progress(&read, progress);
+    let (read, adapted) = (Cell::new(0), RefCell::new(BTreeSet::new()));
+    // Gemma's are less 1 in either form.
+    let whole = matches!(source, Source::Checkpoint(c) if c.keeps_mlx_forms());
+    let less_one = config.norms_less_one && !(whole && config.delta.is_some());
+    let w = Weights::new(runtime, source, less_one, config.eps);
+    let model = family(&w.with_progress(&read, progress).with_adapter(&adapted), config)?;
+    if let Source::Checkpoint(c) = source
+        && let Some(adapter) = c.adapter()
+    {
+        adapter.check_used(adapted.borrow().iter().map(String::as_str))?;
+    }
+    Ok(model)
+}
+
+fn family(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
     Ok(match config.family {
         Family::Llama
         | Family::Mistral

@@ -7,7 +7,8 @@ mod draw;
 mod host;
 
 use std::borrow::Cow;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 
 use longrun_array::{Format, MatrixSpec, Runtime, Weight};
 
@@ -16,7 +17,7 @@ pub(crate) use host::HostMatrix;
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
-use crate::nn::{Linear, RmsNorm};
+use crate::nn::{Linear, LowRank, RmsNorm};
 
 /// Where weights come from.
 #[derive(Clone, Copy)]
@@ -41,6 +42,7 @@ pub struct Weights<'a> {
     less_one: bool,
     eps: f32,
     progress: Option<(&'a Cell<usize>, Progress<'a>)>,
+    adapted: Option<&'a RefCell<BTreeSet<String>>>,
 }
 
 /// The prefixes that writers put before `embed_tokens.weight`.
@@ -54,13 +56,51 @@ impl<'a> Weights<'a> {
             Source::Seed(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
-        Self { runtime, source, root, prefix: String::new(), less_one, eps, progress: None }
+        Self { runtime, source, root, prefix: String::new(), less_one, eps, progress: None, adapted: None }
     }
 
     /// Reports each tensor that is read.
     pub fn with_progress(mut self, read: &'a Cell<usize>, report: Progress<'a>) -> Self {
         self.progress = Some((read, report));
         self
+    }
+
+    /// Adds the adapter of the checkpoint, if it has one, and notes in `adapted` which linear layers were there to
+    /// take it.
+    pub fn with_adapter(mut self, adapted: &'a RefCell<BTreeSet<String>>) -> Self {
+        self.adapted = Some(adapted);
+        self
+    }
+
+    /// The adapter's part beside the rows `order` of `name [rows, cols]`, or beside all of them.
+    fn adapter(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        order: Option<&[usize]>,
+    ) -> Result<Option<LowRank>> {
+        let (Source::Checkpoint(c), Some(adapted)) = (self.source, self.adapted) else {
+            return Ok(None);
+        };
+        let full = self.full(name);
+        let Some(delta) = c.adapter().and_then(|adapter| adapter.delta(&full)) else {
+            return Ok(None);
+        };
+        delta.check(shape).map_err(|e| e.at(&full))?;
+        let all = |numbers: &[f32], shape| HostMatrix::of_numbers(numbers, shape, Format::F32);
+        let b = all(&delta.b, [shape[0], delta.rank]);
+        let b = match order {
+            Some(order) => b.take_rows(order.iter().copied()),
+            None => b,
+        };
+        let put = |host: &HostMatrix<'_>| {
+            let HostMatrix { format, rows, cols, .. } = *host;
+            let spec = MatrixSpec { format, experts: 1, rows, cols };
+            Weight::matrix(self.runtime, &full, spec, &host.bytes)
+        };
+        let pair = LowRank { a: put(&all(&delta.a, [delta.rank, shape[1]]))?, b: put(&b)? };
+        adapted.borrow_mut().insert(full);
+        Ok(Some(pair))
     }
 
     /// The weights below `name`.
@@ -214,12 +254,14 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// As [`matrix`](Self::matrix).
     pub fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear> {
-        let weight = self.matrix(&format!("{name}.weight"), shape)?;
+        let weight_name = format!("{name}.weight");
+        let weight = self.matrix(&weight_name, shape)?;
+        let adapter = self.adapter(&weight_name, shape, None)?;
         let bias = match bias {
             true => Some(self.vector(&format!("{name}.bias"), shape[0], 0.0, |b| b)?),
             false => None,
         };
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight, bias, adapter })
     }
 
     /// The rows `order` of `name.weight [rows, cols]`: some of them, or in another order.
@@ -233,8 +275,10 @@ impl<'a> Weights<'a> {
         order: impl Iterator<Item = usize>,
     ) -> Result<Linear> {
         let name = format!("{name}.weight");
-        let weight = self.put(&name, &self.host(&name, shape)?.take_rows(order), 1)?;
-        Ok(Linear { weight, bias: None })
+        let order: Vec<usize> = order.collect();
+        let rows = self.host(&name, shape)?.take_rows(order.iter().copied());
+        let adapter = self.adapter(&name, shape, Some(&order))?;
+        Ok(Linear { weight: self.put(&name, &rows, 1)?, bias: None, adapter })
     }
 
     /// One projection of all experts, `[experts, rows, cols]`: stacked as `experts.NAME` (or `.weight`), as
@@ -247,7 +291,7 @@ impl<'a> Weights<'a> {
             let stacked = [
                 format!("experts.{name}"),
                 format!("experts.{name}.weight"),
-                format!("switch_mlp.{name}.weight"),
+                format!("switch_mlp.{}.weight", mlx_name(name)),
             ];
             if let Some(stacked) = stacked.iter().find(|n| c.raw(&self.full(n)).is_some()) {
                 let t = self.tensor(c, stacked)?;
@@ -310,18 +354,28 @@ impl<'a> Weights<'a> {
         tied: bool,
     ) -> Result<(Weight, Linear)> {
         let embedding = self.matrix("embed_tokens.weight", [vocab, hidden])?;
-        let weight = if tied {
-            embedding.clone()
-        } else {
-            let outside = self.root.strip_suffix("model.").unwrap_or("");
-            let names = [outside, "", self.root];
-            let has = |root: &&str| match self.source {
-                Source::Checkpoint(c) => c.raw(&format!("{root}lm_head.weight")).is_some(),
-                Source::Seed(_) => true,
-            };
-            let root = names.into_iter().find(has).unwrap_or("");
-            Self { root, ..self.clone() }.matrix("lm_head.weight", [vocab, hidden])?
+        if tied {
+            let weight = embedding.clone();
+            return Ok((embedding, Linear { weight, bias: None, adapter: None }));
+        }
+        let outside = self.root.strip_suffix("model.").unwrap_or("");
+        let names = [outside, "", self.root];
+        let has = |root: &&str| match self.source {
+            Source::Checkpoint(c) => c.raw(&format!("{root}lm_head.weight")).is_some(),
+            Source::Seed(_) => true,
         };
-        Ok((embedding, Linear { weight, bias: None }))
+        let root = names.into_iter().find(has).unwrap_or("");
+        let head = Self { root, ..self.clone() }.linear("lm_head", [vocab, hidden], false)?;
+        Ok((embedding, head))
+    }
+}
+
+/// What MLX calls a projection of experts that others number.
+fn mlx_name(name: &str) -> &str {
+    match name {
+        "w1" => "gate_proj",
+        "w3" => "up_proj",
+        "w2" => "down_proj",
+        other => other,
     }
 }
