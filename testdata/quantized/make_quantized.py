@@ -270,6 +270,11 @@ def make_torch(root, out, only):
         codes, value = fp8(w, spread(scale, BLOCK, w.shape))
         return {x + ".weight": codes, x + ".weight_scale_inv": scale}, value
 
+    def fp8_fused(w, x):
+        scale = block_max(w, BLOCK) / 448
+        codes, value = fp8(w, spread(scale, BLOCK, w.shape))
+        return {x: codes, x + "_scale_inv": scale}, value
+
     def fp8_tensor(w, x):
         scale = (w.abs().max() / 448).to(torch.bfloat16).float()
         codes, value = fp8(w, scale)
@@ -363,6 +368,7 @@ def make_torch(root, out, only):
         "fp8-block": ("llama", 1, None, fp8_block, dict(quant_method="fp8", weight_block_size=BLOCK)),
         "fp8-ue8m0": ("llama", 1, None, fp8_ue8m0, dict(quant_method="fp8", weight_block_size=[32, 32], scale_fmt="ue8m0")),
         "fp8-moe": ("qwen3_moe", 1, 4, fp8_block, dict(quant_method="fp8", weight_block_size=BLOCK)),
+        "fp8-moe-fused": ("qwen3_moe", 1, 4, fp8_block, dict(quant_method="fp8", weight_block_size=BLOCK)),
         "ct-fp8-tensor": ("llama", 1, None, fp8_tensor, ct("float-quantized", num_bits=8, type="float", strategy="tensor")),
         "ct-fp8-channel": ("llama", 1, None, fp8_channel, ct("float-quantized", num_bits=8, type="float", strategy="channel")),
         "ct-mxfp8": ("llama", 1, None, mxfp8, ct("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32)),
@@ -425,8 +431,14 @@ def make_torch(root, out, only):
             continue
         config, tensors = cut(load_file, root / family, layers, experts)
         stored, meaning = {}, {}
+        if name.endswith("fused"):
+            tensors = stack_experts(tensors)
         for key, value in tensors.items():
             linear = key.endswith("_proj.weight")
+            if value.dim() == 3:
+                parts, meaning[key] = fp8_fused(value.float(), key)
+                stored.update(parts)
+                continue
             if not linear:
                 stored[key] = meaning[key] = value
                 continue

@@ -294,17 +294,12 @@ impl Checkpoint {
         }
     }
 
-    /// Whether MLX wrote the files. It keeps the norms and convolutions of some families in another
-    /// form than the library that the families come from.
+    /// Whether the files have the form that MLX gives them: it keeps the norms and convolutions of some families
+    /// otherwise than the library that the families come from. Convolutions show it by their shape.
     pub fn is_mlx(&self) -> bool {
-        self.mlx
-    }
-
-    /// Whether norms and taps have the form in which MLX keeps them, which taps show by their shape.
-    pub(crate) fn keeps_mlx_forms(&self) -> bool {
         let taps = self.tensors.iter().find(|(name, _)| name.ends_with("conv1d.weight"));
         match taps.map(|(name, entry)| self.view(name, entry).shape) {
-            Some(&[_, between, last]) => last == 1 && between > 1,
+            Some(&[_, between, last]) if between != last => last == 1,
             _ => self.mlx,
         }
     }

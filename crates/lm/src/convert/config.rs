@@ -63,7 +63,7 @@ pub(super) fn config(
     all.insert("tie_word_embeddings".to_owned(), shape.tied.into());
     positions(source, shape, &mut all)?;
     spellings(shape, &mut all);
-    if shape.family == Family::FalconH1 && !source.keeps_mlx_forms() {
+    if shape.family == Family::FalconH1 && !source.is_mlx() {
         unit_factors(&mut all);
     }
     if options.quantize.is_some() {

@@ -137,7 +137,7 @@ struct Draft {
 /// A tensor has a shape that its rule can't take, experts are missing, or two tensors have the same meaning.
 pub(super) fn plan(source: &Checkpoint, shape: &Config, options: &Options<'_>) -> Result<Plan> {
     let dtype = options.dtype.unwrap_or_else(|| tensor::main_type(source));
-    let is_mlx = source.keeps_mlx_forms();
+    let is_mlx = source.is_mlx();
     let drafts = BTreeMap::new();
     let mut planner = Planner { source, shape, options, dtype, is_mlx, drafts };
     for t in source.raw_tensors() {

@@ -36,9 +36,9 @@ pub fn load(
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>> {
     let (read, adapted) = (Cell::new(0), RefCell::new(BTreeSet::new()));
-    // Gemma's are less 1 in either form.
-    let whole = matches!(source, Source::Checkpoint(c) if c.keeps_mlx_forms());
-    let less_one = config.norms_less_one && !(whole && config.delta.is_some());
+    // MLX adds the 1 to the norms of these families when it saves them.
+    let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
+    let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
     let model = family(&w.with_progress(&read, progress).with_adapter(&adapted), config)?;
     if let Source::Checkpoint(c) = source

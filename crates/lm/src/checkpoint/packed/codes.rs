@@ -33,13 +33,18 @@ impl Order {
     }
 }
 
+/// Neighbouring words that are turned over together: those of a line of cache.
+const TILE: usize = 16;
+
 /// Turns words `[words of a row, rows]` over.
 fn gptq(data: &[u8], rows: usize, row_bytes: usize) -> Vec<u8> {
     let (words, _) = data.as_chunks::<4>();
     let mut out = vec![0; data.len()];
-    for (k, row_of_words) in words.chunks_exact(rows).enumerate() {
-        for (r, word) in row_of_words.iter().enumerate() {
-            out[r * row_bytes + 4 * k..][..4].copy_from_slice(word);
+    for first in (0..rows).step_by(TILE) {
+        for (k, row_of_words) in words.chunks_exact(rows).enumerate() {
+            for (r, word) in row_of_words.iter().enumerate().skip(first).take(TILE) {
+                out[r * row_bytes + 4 * k..][..4].copy_from_slice(word);
+            }
         }
     }
     out
@@ -49,12 +54,14 @@ fn gptq(data: &[u8], rows: usize, row_bytes: usize) -> Vec<u8> {
 fn awq(data: &[u8], rows: usize, row_bytes: usize) -> Vec<u8> {
     let (words, _) = data.as_chunks::<4>();
     let mut out = vec![0; data.len()];
-    for (c, row_of_words) in words.chunks_exact(rows / 8).enumerate() {
-        for (block, word) in row_of_words.iter().enumerate() {
-            let word = u32::from_le_bytes(*word);
-            for (j, nibble) in AWQ.iter().enumerate() {
-                let code = (word >> (4 * nibble) & 15) as u8;
-                out[(8 * block + j) * row_bytes + c / 2] |= code << (4 * (c % 2));
+    for first in (0..rows / 8).step_by(TILE) {
+        for (c, row_of_words) in words.chunks_exact(rows / 8).enumerate() {
+            for (block, word) in row_of_words.iter().enumerate().skip(first).take(TILE) {
+                let word = u32::from_le_bytes(*word);
+                for (j, nibble) in AWQ.iter().enumerate() {
+                    let code = (word >> (4 * nibble) & 15) as u8;
+                    out[(8 * block + j) * row_bytes + c / 2] |= code << (4 * (c % 2));
+                }
             }
         }
     }
@@ -92,7 +99,10 @@ impl ZeroOrder {
     pub(super) fn read(self, data: &[u8], bits: usize, rows: usize, groups: usize) -> Vec<f32> {
         if self == Self::Signed {
             let least = -(1i32 << (bits - 1));
-            return data.iter().map(|byte| (i32::from(byte.cast_signed()) - least) as f32).collect();
+            return data
+                .iter()
+                .map(|byte| (i32::from(byte.cast_signed()) - least) as f32)
+                .collect();
         }
         let per_word = 32 / bits;
         // One in every code; a writer that took it away may have borrowed between codes.
@@ -139,7 +149,7 @@ mod tests {
 
     #[test]
     fn codes_by_columns() {
-        let (rows, cols) = (16, 32);
+        let (rows, cols) = (8 * (TILE + 1), 32);
         let gptq: Vec<u32> = (0..cols / 8 * rows)
             .map(|i| (i / rows * 8, i % rows))
             .map(|(c, r)| (0..8).fold(0, |word, j| word | code(r, c + j) << (4 * j)))

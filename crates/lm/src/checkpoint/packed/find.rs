@@ -14,7 +14,7 @@ use super::{Bytes, Grid, Packed, Placed, fp, ints, mlx};
 use crate::{Error, Result};
 
 /// Endings of names that only parts of packed weights have.
-const PARTS: [&str; 17] = [
+const PARTS: [&str; 18] = [
     ".qweight",
     ".qzeros",
     ".scales",
@@ -25,6 +25,7 @@ const PARTS: [&str; 17] = [
     ".weight_shape",
     ".weight_scale",
     ".weight_scale_inv",
+    "_proj_scale_inv",
     ".weight_scale_2",
     ".weight_global_scale",
     ".weight_zero_point",
@@ -63,9 +64,8 @@ pub(in super::super) fn gather(
         }
         weights.insert(name, packed);
     }
-    let is_part = |name: &&String| {
-        PARTS.iter().any(|part| name.ends_with(part)) || is_scale(tensors, name)
-    };
+    let is_part =
+        |name: &&String| PARTS.iter().any(|part| name.ends_with(part)) || is_scale(tensors, name);
     match tensors.keys().find(is_part) {
         Some(name) => Err(Error::unsupported("it belongs to no weight that this build can read")
             .at(name)
@@ -93,8 +93,10 @@ fn finder(tensors: &BTreeMap<String, Placed>, name: &str) -> Option<(String, Fin
     } else if let Some(base) = name.strip_suffix("_blocks") {
         let find = fp::blocks;
         has(base, "_scales").then(|| (base.to_owned(), Finder { name: "", find }))
-    } else if let Some(base) = name.strip_suffix(".weight_scale_inv") {
-        weight(base, fp::inverse)
+    } else if let Some(base) = name.strip_suffix("_scale_inv") {
+        // Stacked experts are called X, other weights X.weight: either stands before the ending.
+        let find = fp::inverse;
+        has(base, "").then(|| (base.to_owned(), Finder { name: "", find }))
     } else if let Some(base) = name.strip_suffix(".weight_scale") {
         if has(base, ".weight_packed") { None } else { weight(base, fp::scaled) }
     } else if is_scale(tensors, name) {
@@ -122,7 +124,7 @@ impl Parts<'_> {
     /// Takes the tensor `base` + `ending`.
     pub(super) fn need(&mut self, base: &str, ending: &str) -> Result<Placed> {
         self.take(base, ending)
-            .ok_or_else(|| Error::file(format!("its part {:?} is missing", &ending[1..])))
+            .ok_or_else(|| Error::file(format!("the tensor \"{base}{ending}\" is missing")))
     }
 }
 

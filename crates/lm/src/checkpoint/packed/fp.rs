@@ -4,34 +4,34 @@
 
 use safetensors::Dtype;
 
+use super::super::tensor::RawDtype;
 use super::codes::Order;
 use super::find::{Parts, expect, rows_grid, split_last};
 use super::numbers::Kind;
-use super::super::tensor::RawDtype;
 use super::{Global, Grid, Mins, Numbers, Packed, Packing, Placed, ints};
 use crate::{Error, Result};
 
 /// The rows and columns that share a scale where nothing else is said.
 const BLOCK: [usize; 2] = [128, 128];
 
-/// `X.weight` with `X.weight_scale_inv`.
+/// `X` with `X_scale_inv`.
 pub(super) fn inverse(parts: &mut Parts<'_>, base: &str) -> Result<Packed> {
-    weight(parts, base, ".weight_scale_inv")
+    weight(parts, base, "", "_scale_inv")
 }
 
 /// `X.weight` with `X.scale`.
 pub(super) fn plain(parts: &mut Parts<'_>, base: &str) -> Result<Packed> {
-    weight(parts, base, ".scale")
+    weight(parts, base, ".weight", ".scale")
 }
 
 /// `X.weight` with `X.weight_scale`, perhaps with `X.weight_scale_2`.
 pub(super) fn scaled(parts: &mut Parts<'_>, base: &str) -> Result<Packed> {
-    weight(parts, base, ".weight_scale")
+    weight(parts, base, ".weight", ".weight_scale")
 }
 
-fn weight(parts: &mut Parts<'_>, base: &str, ending: &str) -> Result<Packed> {
-    let codes = parts.need(base, ".weight")?;
-    let scales = parts.need(base, ending)?;
+fn weight(parts: &mut Parts<'_>, base: &str, codes: &str, scales: &str) -> Result<Packed> {
+    let codes = parts.need(base, codes)?;
+    let scales = parts.need(base, scales)?;
     let RawDtype::Safetensors(dtype) = codes.located.dtype else {
         return Err(Error::file(format!("it has scales but is stored as {}", codes.located.dtype)));
     };
@@ -71,8 +71,7 @@ fn fp8_grid(stated: Option<[usize; 2]>, dims: [usize; 2], scales: &[usize]) -> R
     };
     let grid = |block: [usize; 2]| Grid { size, block, turned: false };
     let covers = |block: &[usize; 2]| {
-        block.iter().all(|n| *n > 0)
-            && [rows.div_ceil(block[0]), cols.div_ceil(block[1])] == size
+        block.iter().all(|n| *n > 0) && [rows.div_ceil(block[0]), cols.div_ceil(block[1])] == size
     };
     if size == [1, 1] {
         return Ok(grid(dims));

@@ -5,10 +5,10 @@
 
 use safetensors::Dtype;
 
+use super::super::tensor::RawDtype;
 use super::codes::{Order, ZeroOrder};
 use super::config::Method;
 use super::find::{Parts, expect, rows_grid, split_last};
-use super::super::tensor::RawDtype;
 use super::{Grid, Mins, Numbers, Packed, Packing, Placed, bytes, fp};
 use crate::{Error, Result};
 

@@ -5,11 +5,11 @@
 
 use safetensors::Dtype;
 
+use super::super::tensor::RawDtype;
 use super::codes::Order;
 use super::config::Mode;
 use super::find::{Parts, expect, rows_grid, split_last};
 use super::numbers::Kind;
-use super::super::tensor::RawDtype;
 use super::{Global, Mins, Numbers, Packed, Packing};
 use crate::{Error, Result};
 
@@ -79,9 +79,8 @@ fn of_bytes(group_bits: usize, wanted: Option<(bool, Mode<'_>)>) -> Result<(Pack
 /// The affine mode with so many bits in a group that fits `wanted` best.
 fn affine(group_bits: usize, wanted: Option<(bool, Mode<'_>)>) -> Result<Packing> {
     let all = [32, 64, 128].map(|group| (group_bits / group, group));
-    let legal = |(bits, group): &(usize, usize)| {
-        bits * group == group_bits && matches!(bits, 1..=6 | 8)
-    };
+    let legal =
+        |(bits, group): &(usize, usize)| bits * group == group_bits && matches!(bits, 1..=6 | 8);
     let fitting: Vec<_> = all.into_iter().filter(legal).collect();
     let packing = |(bits, group)| Ok(Packing::Affine { bits, group });
     let refuse = |what: String| {
@@ -96,9 +95,12 @@ fn affine(group_bits: usize, wanted: Option<(bool, Mode<'_>)>) -> Result<Packing
     };
     let agrees = |bits: bool, group: bool| {
         let mut fitting = fitting.iter();
-        fitting.find(|(b, g)| (!bits || *b as u64 == mode.bits) && (!group || *g as u64 == mode.group))
+        fitting
+            .find(|(b, g)| (!bits || *b as u64 == mode.bits) && (!group || *g as u64 == mode.group))
     };
-    if mode.name == "affine" && let Some(both) = agrees(true, true) {
+    if mode.name == "affine"
+        && let Some(both) = agrees(true, true)
+    {
         return packing(*both);
     }
     if named {

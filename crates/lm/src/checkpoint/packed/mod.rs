@@ -370,7 +370,9 @@ fn expect_bytes(what: &str, placed: &Placed, expected: Option<usize>) -> Result<
 /// that are joined must be of one form, and each is put together as narrow as its numbers allow.
 pub(crate) fn widened(format: Format, data: &[u8]) -> Option<(Format, Cow<'static, [u8]>)> {
     let (wide, halves) = match format {
-        Format::Affine(f) if !f.is_wide() => (Format::Affine(Affine::new(f.bits(), f.group(), true)?), 2),
+        Format::Affine(f) if !f.is_wide() => {
+            (Format::Affine(Affine::new(f.bits(), f.group(), true)?), 2)
+        }
         Format::Fp4(f) if !f.is_wide() => (Format::Fp4(Fp4::new(f.group(), true)?), 1),
         _ => return None,
     };
