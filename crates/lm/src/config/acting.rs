@@ -156,7 +156,8 @@ fn acts(value: &Value, neutral: &[f64]) -> bool {
         Value::Null | Value::Bool(false) => false,
         Value::Bool(true) => true,
         Value::Number(n) => n.as_f64().is_none_or(|n| !neutral.contains(&n)),
-        Value::String(s) => !s.is_empty(),
+        // How positions are given where nothing else is said.
+        Value::String(s) => !matches!(s.as_str(), "" | "rope"),
         Value::Array(list) => list.iter().any(|v| acts(v, neutral)),
         Value::Object(map) => !map.is_empty(),
     }

@@ -106,6 +106,15 @@ pub(super) fn qk_norms(f: &Fields<'_>, family: Family) -> Result<bool> {
     })
 }
 
+/// Gates of attention's output, where a family can't do without.
+pub(super) fn check_gate(f: &Fields<'_>, family: Family) -> Result<()> {
+    if family.is_delta_hybrid() && !f.bool_or("attn_output_gate", true)? {
+        let what = format!("attention without a gate is not known for {}", family.name());
+        return Err(Error::unsupported(what).at("attn_output_gate"));
+    }
+    Ok(())
+}
+
 /// Factor on queries that grows with their position.
 pub(super) fn query_growth(f: &Fields<'_>, family: Family) -> Result<Option<(f32, usize)>> {
     let rope = f.get("rope_parameters").or(f.get("rope_scaling"));

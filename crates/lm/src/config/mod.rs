@@ -130,6 +130,7 @@ impl Config {
             return Err(Error::file(what).at("head_dim"));
         }
         check_activation(f, family)?;
+        attention::check_gate(f, family)?;
         // Where windows are switched off, some writers leave a 0.
         let off = !f.bool_or("use_sliding_window", true)?;
         let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
@@ -140,7 +141,8 @@ impl Config {
         let (rope, sliding_rope) = attention::ropes(f, family, head_dim, context)?;
         let (attention_bias, output_bias) = attention::biases(f, family)?;
         let gemma = family.is_gemma();
-        let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
+        let scalar = if gemma { f.positive("query_pre_attn_scalar")? } else { None };
+        let scalar = scalar.map_or(head_dim as f64, f64::from);
         let shifted = f.bool_or("norm_weight_shifted", false)?;
         Ok(Self {
             family,
