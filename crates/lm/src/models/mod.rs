@@ -3,10 +3,12 @@
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
 mod gemma3;
+mod lfm2;
+mod olmo2;
 mod qwen3_next;
 mod transformer;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use longrun_array::{Runtime, Step};
@@ -14,7 +16,7 @@ use longrun_array::{Runtime, Step};
 use crate::cache::{CacheSpec, Caches};
 use crate::config::{Config, Family};
 use crate::error::Result;
-use crate::weights::{Progress, Source, Weights};
+use crate::weights::{Progress, Source, Weights, nothing_is_left};
 
 /// A model: it can write its step.
 pub trait Model: Send {
@@ -28,28 +30,29 @@ pub trait Model: Send {
 /// Reads the weights of `config`'s family.
 ///
 /// # Errors
-/// A weight is missing or misshapen; memory or objects run out.
+/// A weight is missing or misshapen, or a tensor of the files is part of no layer; memory or objects run out.
 pub fn load(
     runtime: &Runtime,
     config: &Config,
     source: Source<'_>,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>> {
-    let (read, adapted) = (Cell::new(0), RefCell::new(BTreeSet::new()));
+    let (read, adapted) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
     // MLX adds the 1 to the norms of these families when it saves them.
     let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
     let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
-    let model = family(&w.with_progress(&read, progress).with_adapter(&adapted), config)?;
-    if let Source::Checkpoint(c) = source
-        && let Some(adapter) = c.adapter()
-    {
-        adapter.check_used(adapted.borrow().iter().map(String::as_str))?;
+    let model = build(&w.with_progress(&read, progress).with_adapter(&adapted), config)?;
+    if let Source::Checkpoint(checkpoint) = source {
+        nothing_is_left(checkpoint, config, &read.borrow())?;
+        if let Some(adapter) = checkpoint.adapter() {
+            adapter.check_used(adapted.borrow().iter().map(String::as_str))?;
+        }
     }
     Ok(model)
 }
 
-fn family(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
+fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
     Ok(match config.family {
         Family::Llama
         | Family::Mistral
@@ -59,20 +62,20 @@ fn family(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         | Family::SmolLm3
         | Family::Qwen2Moe
         | Family::Mixtral
+        | Family::Phi3
+        | Family::SeedOss
+        | Family::Ministral3
+        | Family::Glm4Moe
+        | Family::MiniMaxM2
+        | Family::GptOss
         | Family::DeadValues => Box::new(transformer::Transformer::load(w, config)?),
         Family::Gemma2 | Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
-        Family::Phi3
-        | Family::Olmo2
-        | Family::Glm4
-        | Family::Glm4Moe
-        | Family::Ministral3
-        | Family::MiniMaxM2
-        | Family::GptOss
-        | Family::Lfm2
-        | Family::DeepSeekV3
+        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
+        Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
+        Family::DeepSeekV3
         | Family::DeepSeekV32
         | Family::KimiLinear
         | Family::Mamba2
