@@ -4,15 +4,19 @@
 //! whose shape is not the one that the model asks for.
 
 mod draw;
+mod experts;
 mod host;
+mod leftovers;
 
 use std::borrow::Cow;
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use longrun_array::{Format, MatrixSpec, Runtime, Weight};
 
 use draw::{Draw, bf16};
 pub(crate) use host::HostMatrix;
+pub(crate) use leftovers::nothing_is_left;
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
@@ -40,7 +44,8 @@ pub struct Weights<'a> {
     prefix: String,
     less_one: bool,
     eps: f32,
-    progress: Option<(&'a Cell<usize>, Progress<'a>)>,
+    /// The names of all tensors that were read, and whom to tell.
+    read: Option<(&'a RefCell<BTreeSet<String>>, Progress<'a>)>,
 }
 
 /// The prefixes that writers put before `embed_tokens.weight`.
@@ -54,12 +59,16 @@ impl<'a> Weights<'a> {
             Source::Seed(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
-        Self { runtime, source, root, prefix: String::new(), less_one, eps, progress: None }
+        Self { runtime, source, root, prefix: String::new(), less_one, eps, read: None }
     }
 
-    /// Reports each tensor that is read.
-    pub fn with_progress(mut self, read: &'a Cell<usize>, report: Progress<'a>) -> Self {
-        self.progress = Some((read, report));
+    /// Notes the name of each tensor that is read, and reports it.
+    pub fn with_progress(
+        mut self,
+        read: &'a RefCell<BTreeSet<String>>,
+        report: Progress<'a>,
+    ) -> Self {
+        self.read = Some((read, report));
         self
     }
 
@@ -73,11 +82,13 @@ impl<'a> Weights<'a> {
     }
 
     fn tensor(&self, c: &'a Checkpoint, name: &str) -> Result<TensorView<'a>> {
-        if let Some((read, report)) = self.progress {
-            read.set(read.get() + 1);
-            report(read.get(), c.raw_tensors().len());
+        let full = self.full(name);
+        let tensor = c.weight(&full)?;
+        if let Some((read, report)) = self.read {
+            read.borrow_mut().insert(full);
+            report(read.borrow().len(), c.raw_tensors().len());
         }
-        c.weight(&self.full(name))
+        Ok(tensor)
     }
 
     /// Whether the checkpoint has `name`; a seed has everything.
@@ -91,6 +102,12 @@ impl<'a> Weights<'a> {
     /// Whether the files have `name`; a seed has no files.
     pub(crate) fn in_files(&self, name: &str) -> bool {
         matches!(self.source, Source::Checkpoint(c) if c.raw(&self.full(name)).is_some())
+    }
+
+    /// The first of these that the files have as `NAME.weight`; the first of all where they have none.
+    pub(crate) fn first_of<'n>(&self, names: &[&'n str]) -> &'n str {
+        let has = |name: &&&str| self.in_files(&format!("{name}.weight"));
+        names.iter().find(has).unwrap_or(&names[0])
     }
 
     /// Whether the files have a tensor of exactly this name.
