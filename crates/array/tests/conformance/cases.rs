@@ -29,7 +29,7 @@ impl Record for Model {
     }
 }
 
-fn model(f: impl for<'s> Fn(Step<'s>) -> Tensor<'s> + 'static) -> Model {
+pub(crate) fn model(f: impl for<'s> Fn(Step<'s>) -> Tensor<'s> + 'static) -> Model {
     Model(Box::new(f))
 }
 
@@ -42,26 +42,38 @@ impl Rig {
         Self { rt, rng, states: Vec::new() }
     }
 
-    fn matrix(&mut self, format: Format, experts: usize, rows: usize, cols: usize) -> Weight {
+    pub(crate) fn matrix(
+        &mut self,
+        format: Format,
+        experts: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Weight {
         random_matrix(&self.rt, &mut self.rng, spec(format, experts, rows, cols)).0
     }
 
     /// What tokens look their `cols` numbers up in.
-    fn table(&mut self, cols: usize) -> Weight {
+    pub(crate) fn table(&mut self, cols: usize) -> Weight {
         self.matrix(Format::F32, 1, IDS, cols)
     }
 
-    fn vector(&mut self, len: usize, low: f32, high: f32) -> Weight {
+    pub(crate) fn vector(&mut self, len: usize, low: f32, high: f32) -> Weight {
         Weight::vector(&self.rt, "vector", &self.rng.floats(len, low, high)).unwrap()
     }
 
-    fn state(&mut self, kind: StateKind, units: usize, table: usize) -> Arc<State> {
+    pub(crate) fn state(&mut self, kind: StateKind, units: usize, table: usize) -> Arc<State> {
         let state = Arc::new(State::new(&self.rt, kind, units, table).unwrap());
         self.states.push(state.clone());
         state
     }
 
-    fn cache(&mut self, heads: usize, dim: usize, dv: usize, table: usize) -> [Arc<State>; 2] {
+    pub(crate) fn cache(
+        &mut self,
+        heads: usize,
+        dim: usize,
+        dv: usize,
+        table: usize,
+    ) -> [Arc<State>; 2] {
         let blocks = MOST_ROWS * WIDTHS[table];
         let kinds = [StateKind::Keys { heads, dim }, StateKind::Values { heads, dim: dv }];
         kinds.map(|kind| self.state(kind, blocks, table))
@@ -69,7 +81,7 @@ impl Rig {
 }
 
 /// The sum of some tensors of one shape.
-fn sum<'s>(parts: impl IntoIterator<Item = Tensor<'s>>) -> Tensor<'s> {
+pub(crate) fn sum<'s>(parts: impl IntoIterator<Item = Tensor<'s>>) -> Tensor<'s> {
     parts.into_iter().reduce(|a, b| a + b).unwrap()
 }
 
