@@ -9,8 +9,6 @@ mod plan;
 mod quantize;
 mod rules;
 mod tensor;
-#[cfg(test)]
-mod tests;
 mod write;
 
 use std::fs::{self, File};

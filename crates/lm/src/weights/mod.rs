@@ -335,7 +335,7 @@ impl<'a> Weights<'a> {
             let stacked = [
                 format!("experts.{name}"),
                 format!("experts.{name}.weight"),
-                format!("switch_mlp.{}.weight", mlx_name(name)),
+                format!("switch_mlp.{name}.weight"),
             ];
             if let Some(stacked) = stacked.iter().find(|n| c.raw(&self.full(n)).is_some()) {
                 return self.stack(stacked, experts, [rows, cols]);
@@ -406,15 +406,5 @@ impl<'a> Weights<'a> {
         let root = names.into_iter().find(has).unwrap_or("");
         let head = Self { root, ..self.clone() }.linear("lm_head", [vocab, hidden], false)?;
         Ok((embedding, head))
-    }
-}
-
-/// What MLX calls a projection of experts that others number.
-fn mlx_name(name: &str) -> &str {
-    match name {
-        "w1" => "gate_proj",
-        "w3" => "up_proj",
-        "w2" => "down_proj",
-        other => other,
     }
 }
