@@ -97,9 +97,6 @@ fn recurrent(config: &mut Value, family: &str, interval: usize, layers: usize) {
         false => kinds[i % interval % kinds.len()],
     };
     config["layer_types"] = (0..layers).map(kind).collect();
-    if family == "nemotron_h" {
-        config["layers_block_type"] = config["layer_types"].take();
-    }
 }
 
 /// The layers of a model that carry a recurrent state.

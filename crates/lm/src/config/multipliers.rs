@@ -49,7 +49,7 @@ impl Default for Multipliers {
 }
 
 pub(super) fn multipliers(f: &Fields<'_>, family: Family) -> Result<Multipliers> {
-    let one = |name: &str| Ok(f.positive(name)?.unwrap_or(1.0));
+    let one = |name: &str| f.positive(name).map(|x| x.unwrap_or(1.0));
     match family {
         Family::Granite | Family::GraniteMoeHybrid => Ok(Multipliers {
             embedding: one("embedding_multiplier")?,

@@ -40,9 +40,7 @@ impl Layer {
         Ok(Self {
             input_norm: w.norm("input_layernorm", c.hidden)?,
             mixer: match c.mixers[i] {
-                Mixer::Linear => {
-                    TokenMixer::Delta(Box::new(Kda::load(attention, c, k, caches)?))
-                }
+                Mixer::Linear => TokenMixer::Delta(Box::new(Kda::load(attention, c, k, caches)?)),
                 _ => TokenMixer::Attention(Box::new(Mla::load(attention, c, caches)?)),
             },
             post_norm: w.norm("post_attention_layernorm", c.hidden)?,

@@ -5,7 +5,6 @@
 mod falcon_h1;
 mod gemma3;
 mod granite;
-mod kimi_linear;
 mod nemotron_h;
 mod qwen3_next;
 mod transformer;
@@ -56,7 +55,6 @@ pub fn load(
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
         Family::Mamba2 | Family::NemotronH => Box::new(nemotron_h::NemotronH::load(w, config)?),
-        Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
         Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
         Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
         Family::Phi3
@@ -69,6 +67,7 @@ pub fn load(
         | Family::Lfm2
         | Family::DeepSeekV3
         | Family::DeepSeekV32
+        | Family::KimiLinear
         | Family::Gemma4
         | Family::DeepSeekV4
         | Family::Glm5Next => todo!(),
