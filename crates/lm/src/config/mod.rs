@@ -17,7 +17,7 @@ use serde_json::Value;
 pub use delta::{DeltaConfig, KdaConfig};
 pub use family::Family;
 pub(crate) use fields::Fields;
-pub use mla::MlaConfig;
+pub use mla::{IndexerConfig, MlaConfig};
 pub use moe::MoeConfig;
 pub use multipliers::Multipliers;
 pub use ssm::{SsmConfig, SsmGate};
@@ -83,6 +83,7 @@ pub struct Config {
     pub kda: Option<KdaConfig>,
     pub ssm: Option<SsmConfig>,
     pub multipliers: Multipliers,
+    pub indexer: Option<IndexerConfig>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
@@ -109,7 +110,11 @@ impl Config {
         let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
         let window = if off { None } else { f.size_opt("sliding_window")? };
         let mixers = attention::mixers(&f, family, layers, window)?;
-        let (rope, sliding_rope) = attention::ropes(&f, family, head_dim)?;
+        let eps = attention::eps(&f, family)?;
+        let latent = family.is_latent();
+        let mla = if latent { Some(mla::mla(&f, family, eps)?) } else { None };
+        let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
+        let (rope, sliding_rope) = attention::ropes(&f, family, rotated)?;
         let rotates = attention::rotates(&f, family, layers)?;
         let gemma = family.is_gemma();
         let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
@@ -123,7 +128,7 @@ impl Config {
             head_dim,
             intermediate: moe::dense_intermediate(&f, family, hidden)?,
             vocab: f.size("vocab_size")?,
-            eps: attention::eps(&f, family)?,
+            eps,
             context: attention::context(&f, family)?,
             tied: f.bool_or("tie_word_embeddings", gemma)?,
             mixers,
@@ -148,10 +153,11 @@ impl Config {
                 false => None,
             },
             delta: if family.is_delta_hybrid() { Some(delta::delta(&f)?) } else { None },
-            mla: if f.get("kv_lora_rank").is_some() { Some(mla::mla(&f)?) } else { None },
             kda: if family.is_kda() { Some(delta::kda(&f, family)?) } else { None },
             ssm: ssm::ssm(&f, family, hidden)?,
             multipliers: multipliers::multipliers(&f, family)?,
+            mla,
+            indexer: if family.has_indexer() { Some(mla::indexer(&f)?) } else { None },
             eos: ids(f.get("eos_token_id"))?,
         })
     }

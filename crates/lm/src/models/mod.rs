@@ -2,9 +2,11 @@
 //!
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
+mod deepseek_v3;
 mod falcon_h1;
 mod gemma3;
 mod granite;
+mod kimi_linear;
 mod nemotron_h;
 mod qwen3_next;
 mod transformer;
@@ -54,7 +56,11 @@ pub fn load(
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
+        Family::DeepSeekV3 | Family::DeepSeekV32 => {
+            Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
+        }
         Family::Mamba2 | Family::NemotronH => Box::new(nemotron_h::NemotronH::load(w, config)?),
+        Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
         Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
         Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
         Family::Phi3
@@ -65,9 +71,6 @@ pub fn load(
         | Family::MiniMaxM2
         | Family::GptOss
         | Family::Lfm2
-        | Family::DeepSeekV3
-        | Family::DeepSeekV32
-        | Family::KimiLinear
         | Family::Gemma4
         | Family::DeepSeekV4
         | Family::Glm5Next => todo!(),

@@ -5,6 +5,7 @@
 mod attention;
 mod kda;
 mod mamba;
+mod mla;
 mod moe;
 mod rope;
 
@@ -13,6 +14,7 @@ use longrun_array::{Glu, Map, Step, Tensor, Weight};
 pub use attention::{Attention, AttentionKind};
 pub use kda::Kda;
 pub use mamba::Mamba;
+pub use mla::Mla;
 pub use moe::{FeedForward, Moe};
 pub use rope::Rope;
 

@@ -23,9 +23,8 @@ impl Moe {
     /// A weight is missing or misshapen.
     pub fn load(w: &Weights<'_>, c: &Config, m: &MoeConfig) -> Result<Self> {
         let (h, i) = (c.hidden, m.intermediate);
-        let mixtral = c.family == Family::Mixtral;
-        let names =
-            if mixtral { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] };
+        let short = c.family == Family::Mixtral || w.in_files("experts.0.w1.weight");
+        let names = if short { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] };
         let [gate, up] = w.gate_up([names[0], names[1]], m.experts, [i, h])?;
         let shared = match m.shared_intermediate {
             0 => None,
