@@ -1,10 +1,10 @@
 //! What a config says of experts, in the words of all families.
 
-use longrun_array::{Groups, Score, Scoring};
+use longrun_array::{Glu, Groups, Map, Score, Scoring};
 use serde_json::Value;
 
-use super::Family;
 use super::fields::Fields;
+use super::{Family, conv};
 use crate::error::{Error, Result};
 
 /// Experts of a mixture.
@@ -24,6 +24,8 @@ pub struct MoeConfig {
     pub scoring: Scoring,
     /// Whether each layer has experts, or a plain MLP.
     pub sparse: Vec<bool>,
+    /// What an expert's gate does.
+    pub f: Glu,
 }
 
 /// The first of these names that the config has.
@@ -40,6 +42,7 @@ fn any(f: &Fields<'_>, names: &[&str]) -> Result<usize> {
 pub(super) fn dense_intermediate(f: &Fields<'_>, family: Family, hidden: usize) -> Result<usize> {
     match family {
         Family::GraniteMoeHybrid => f.size_or("shared_intermediate_size", hidden),
+        Family::Lfm2 => conv::inner_width(f, hidden),
         _ => f.size_or("intermediate_size", hidden),
     }
 }
@@ -57,7 +60,8 @@ pub(super) fn has_experts(f: &Fields<'_>, family: Family) -> Result<bool> {
 
 pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeConfig> {
     let experts = any(f, &["num_experts", "num_local_experts", "n_routed_experts"])?;
-    let per_token = any(f, &["num_experts_per_tok", "num_experts_per_token"])?;
+    let names = ["num_experts_per_tok", "num_experts_per_token", "experts_per_token"];
+    let per_token = any(f, &names)?;
     let own = f.size_opt("moe_intermediate_size")?;
     let intermediate = own.map_or_else(|| f.size("intermediate_size"), Ok)?;
     let moe = MoeConfig {
@@ -71,6 +75,13 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
         },
         scoring: scoring(f, family)?,
         sparse: sparse(f, layers)?,
+        f: match family {
+            Family::GptOss => Glu::Shifted {
+                limit: f.positive("swiglu_limit")?.unwrap_or(7.0),
+                alpha: f.positive("swiglu_alpha")?.unwrap_or(1.702),
+            },
+            _ => Glu::Of(Map::Silu),
+        },
     };
     if per_token > experts {
         let what = format!("{per_token} of {experts} experts");
@@ -81,12 +92,14 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
 
 fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> {
     match family {
-        Family::Qwen3Moe | Family::Mixtral | Family::MiniMaxM2 | Family::GptOss => Ok(0),
+        Family::Qwen3Moe | Family::Mixtral | Family::GptOss => Ok(0),
+        Family::MiniMaxM2 => f.neutral("shared_intermediate_size", 0.0).map(|()| 0),
         Family::Qwen2Moe | Family::Qwen3Next | Family::Qwen35Moe => {
             f.size("shared_expert_intermediate_size")
         }
         Family::GraniteMoeHybrid => f.size("shared_intermediate_size"),
         Family::Granite => Ok(f.count("shared_intermediate_size")?.unwrap_or(0)),
+        Family::NemotronH if f.count("n_shared_experts")? == Some(0) => Ok(0),
         Family::NemotronH => f.size("moe_shared_expert_intermediate_size"),
         _ => {
             let count = match f.count("n_shared_experts")? {
@@ -145,6 +158,9 @@ fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
 
 /// Some families have plain layers first, some in between, some by list.
 fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
+    // Read even where a list says more.
+    let first = f.count("first_k_dense_replace")?;
+    let freq = f.size_or("moe_layer_freq", 1)?;
     if let Some(list) = f.list("mlp_layer_types")? {
         if list.len() != layers {
             let what = format!("{} entries for {layers} layers", list.len());
@@ -158,8 +174,7 @@ fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
     };
     let dense = f.list("mlp_only_layers")?.map_or(&[][..], Vec::as_slice);
     let dense: Vec<usize> = dense.iter().map(layer).collect::<Result<_>>()?;
-    let (every, first) = (f.size_or("decoder_sparse_step", 1)?, f.count("first_k_dense_replace")?);
-    let freq = f.size_or("moe_layer_freq", 1)?;
+    let every = f.size_or("decoder_sparse_step", 1)?;
     let is_sparse = |i: &usize| {
         let counted = (i + 1).is_multiple_of(every) && i.is_multiple_of(freq);
         counted && *i >= first.unwrap_or(0) && !dense.contains(i)
