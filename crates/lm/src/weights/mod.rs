@@ -419,7 +419,7 @@ impl<'a> Weights<'a> {
         if t.shape != [experts, rows, cols] {
             return Err(self.misshapen(&t, &[experts, rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
     }
 
     /// The first and the second halves of the rows of each matrix of `name [experts, 2 * rows, cols]`.
