@@ -35,6 +35,11 @@ pub enum Scaling {
         high: f64,
         original: f64,
     },
+    /// Only the first pairs of a head rotate, with the frequencies of a head that rotates as a whole.
+    Proportional {
+        factor: f64,
+        pairs: usize,
+    },
     /// A ramp between kept and divided over the dimensions; cosines and sines times `attention`.
     Yarn {
         factor: f64,
@@ -91,12 +96,23 @@ impl RopeSpec {
                 attention: yarn_attention(factor()?, &number)?,
                 truncate: json.and_then(|v| v.get("truncate")) != Some(&Value::Bool(false)),
             },
+            Some("proportional") => {
+                let pairs = or("partial_rotary_factor", partial)? * dim as f64 / 2.0;
+                if !(0.0..=dim as f64 / 2.0).contains(&pairs) {
+                    let what = format!("{pairs} pairs of {dim} columns can't be rotated");
+                    return Err(Error::file(what).at("partial_rotary_factor"));
+                }
+                Scaling::Proportional { factor: or("factor", 1.0)?, pairs: pairs as usize }
+            }
             Some(other) => {
                 let what = format!("rope type \"{other}\" is not known");
                 return Err(Error::unsupported(what).hint("known: default, linear, llama3, yarn"));
             }
         };
-        let rotary = (dim as f64 * or("partial_rotary_factor", partial)?) as usize;
+        let rotary = match scaling {
+            Scaling::Proportional { .. } => dim,
+            _ => (dim as f64 * or("partial_rotary_factor", partial)?) as usize,
+        };
         let theta = or("rope_theta", theta)?;
         if rotary == 0 || rotary > dim || !rotary.is_multiple_of(2) || theta <= 0.0 {
             let what = format!("{rotary} of {dim} columns rotated with base {theta} can't be");
@@ -117,6 +133,8 @@ impl RopeSpec {
         let scaled = plain.enumerate().map(|(i, f)| match self.scaling {
             Scaling::None => f,
             Scaling::Linear { factor } => f / factor,
+            Scaling::Proportional { factor, pairs } if i < pairs => f / factor,
+            Scaling::Proportional { .. } => 0.0,
             Scaling::Llama3 { factor, low, high, original } => {
                 let turns = original * f / std::f64::consts::TAU;
                 let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);

@@ -31,7 +31,7 @@ pub(super) fn mixers(
     let interval = f.size_or("full_attention_interval", 4)?;
     let sliding = f.bool_or("use_sliding_window", family == Family::Mistral)?;
     let kind = |i: usize| match family {
-        Family::Gemma3 if !(i + 1).is_multiple_of(pattern) => Mixer::Sliding,
+        Family::Gemma3 | Family::Gemma4 if !(i + 1).is_multiple_of(pattern) => Mixer::Sliding,
         Family::Gemma2 if i.is_multiple_of(2) => Mixer::Sliding,
         _ if family.is_delta_hybrid() && !(i + 1).is_multiple_of(interval) => Mixer::Linear,
         Family::Mistral | Family::Qwen2 | Family::Qwen3 if sliding && window.is_some() => {

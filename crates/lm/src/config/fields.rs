@@ -16,6 +16,10 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    pub(super) fn new(text: &'a Value, outer: &'a Value) -> Self {
+        Self { text, outer }
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         let value = self.text.get(name).or_else(|| self.outer.get(name));
         value.filter(|v| !v.is_null())

@@ -7,6 +7,7 @@ mod attention;
 mod delta;
 mod family;
 mod fields;
+mod gemma4;
 mod mla;
 mod moe;
 
@@ -15,6 +16,7 @@ use serde_json::Value;
 pub use delta::DeltaConfig;
 pub use family::Family;
 pub(crate) use fields::Fields;
+pub use gemma4::{Gemma4Config, Gemma4Experts};
 pub use mla::MlaConfig;
 pub use moe::MoeConfig;
 
@@ -72,6 +74,7 @@ pub struct Config {
     pub moe: Option<MoeConfig>,
     pub delta: Option<DeltaConfig>,
     pub mla: Option<MlaConfig>,
+    pub gemma4: Option<Gemma4Config>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
@@ -90,7 +93,7 @@ impl Config {
 
     fn read(json: &Value) -> Result<Self> {
         let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
-        let f = Fields { text, outer: json };
+        let f = Fields::new(text, json);
         let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
         let family = Family::of(name).map_err(|e| e.at("model_type"))?;
         let [hidden, layers, heads] =
@@ -110,8 +113,18 @@ impl Config {
         let off = !f.bool_or("use_sliding_window", true)?;
         let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
         let window = if off { None } else { f.size_opt("sliding_window")? };
-        let mixers = attention::mixers(&f, family, layers, window)?;
-        let (rope, sliding_rope) = attention::ropes(&f, family, head_dim)?;
+        let mut mixers = attention::mixers(&f, family, layers, window)?;
+        let gemma4 = match family {
+            Family::Gemma4 => {
+                mixers[layers - 1] = Mixer::Full;
+                Some(gemma4::gemma4(&f, kv_heads, &mixers)?)
+            }
+            _ => None,
+        };
+        let (rope, sliding_rope) = match &gemma4 {
+            Some(g) => gemma4::ropes(&f, head_dim, g.global_dim)?,
+            None => attention::ropes(&f, family, head_dim)?,
+        };
         let rotates = attention::rotates(&f, family, layers)?;
         let gemma = family.is_gemma();
         let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
@@ -137,16 +150,23 @@ impl Config {
             attention_bias: f.bool_or("attention_bias", family.has_qkv_bias())?,
             output_bias: f.bool_or("attention_bias", false)? && !family.has_qkv_bias(),
             mlp_bias: f.bool_or("mlp_bias", false)?,
-            scale: if gemma { scalar.powf(-0.5) as f32 } else { (head_dim as f32).powf(-0.5) },
+            scale: if gemma4.is_some() {
+                1.0
+            } else if gemma {
+                scalar.powf(-0.5) as f32
+            } else {
+                (head_dim as f32).powf(-0.5)
+            },
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
-            norms_less_one: (gemma || family.is_delta_hybrid()) && !shifted,
+            norms_less_one: ((gemma && gemma4.is_none()) || family.is_delta_hybrid()) && !shifted,
             moe: match family.has_experts() {
                 true => Some(moe::moe(&f, family, layers)?),
                 false => None,
             },
             delta: if family.is_delta_hybrid() { Some(delta::delta(&f)?) } else { None },
             mla: if f.get("kv_lora_rank").is_some() { Some(mla::mla(&f)?) } else { None },
+            gemma4,
             eos: ids(f.get("eos_token_id"))?,
         })
     }

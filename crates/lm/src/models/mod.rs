@@ -3,6 +3,7 @@
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
 mod gemma3;
+mod gemma4;
 mod qwen3_next;
 mod transformer;
 
@@ -48,6 +49,7 @@ pub fn load(
         | Family::Mixtral
         | Family::DeadValues => Box::new(transformer::Transformer::load(w, config)?),
         Family::Gemma2 | Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
+        Family::Gemma4 => Box::new(gemma4::Gemma4::load(w, config)?),
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
@@ -66,7 +68,6 @@ pub fn load(
         | Family::NemotronH
         | Family::FalconH1
         | Family::GraniteMoeHybrid
-        | Family::Gemma4
         | Family::DeepSeekV4
         | Family::Glm5Next => todo!(),
     })
