@@ -10,12 +10,12 @@ use super::view::{Mat, MatMut, share};
 use crate::op::{DecayCurve, DeltaHeads, MOST_TAPS, Map, SUM_BLOCK};
 
 /// A row's slot: where it lies, and whether it counts as zeros.
-fn slot(c: &Context<'_>, row: usize) -> (usize, bool) {
+pub(super) fn slot(c: &Context<'_>, row: usize) -> (usize, bool) {
     (c.b.row_slot[row] as usize, c.b.row_past[row] == 0)
 }
 
 /// The tokens of a row.
-fn tokens(c: &Context<'_>, row: usize) -> std::ops::Range<usize> {
+pub(super) fn tokens(c: &Context<'_>, row: usize) -> std::ops::Range<usize> {
     let first = c.b.row_first[row] as usize;
     first..first + c.b.row_count[row] as usize
 }

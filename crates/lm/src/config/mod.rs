@@ -15,7 +15,7 @@ use serde_json::Value;
 pub use delta::DeltaConfig;
 pub use family::Family;
 pub(crate) use fields::Fields;
-pub use mla::MlaConfig;
+pub use mla::{IndexerConfig, MlaConfig};
 pub use moe::MoeConfig;
 
 use crate::error::{Error, Result};
@@ -72,6 +72,7 @@ pub struct Config {
     pub moe: Option<MoeConfig>,
     pub delta: Option<DeltaConfig>,
     pub mla: Option<MlaConfig>,
+    pub indexer: Option<IndexerConfig>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
@@ -111,7 +112,11 @@ impl Config {
         let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
         let window = if off { None } else { f.size_opt("sliding_window")? };
         let mixers = attention::mixers(&f, family, layers, window)?;
-        let (rope, sliding_rope) = attention::ropes(&f, family, head_dim)?;
+        let eps = f.positive("rms_norm_eps")?.unwrap_or(1e-6);
+        let latent = family.is_latent();
+        let mla = if latent { Some(mla::mla(&f, family, eps)?) } else { None };
+        let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
+        let (rope, sliding_rope) = attention::ropes(&f, family, rotated)?;
         let rotates = attention::rotates(&f, family, layers)?;
         let gemma = family.is_gemma();
         let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
@@ -125,7 +130,7 @@ impl Config {
             head_dim,
             intermediate: f.size_or("intermediate_size", hidden)?,
             vocab: f.size("vocab_size")?,
-            eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            eps,
             context: f.size_up_to("max_position_embeddings", MOST_CONTEXT)?.unwrap_or(4096),
             tied: f.bool_or("tie_word_embeddings", gemma)?,
             mixers,
@@ -146,7 +151,8 @@ impl Config {
                 false => None,
             },
             delta: if family.is_delta_hybrid() { Some(delta::delta(&f)?) } else { None },
-            mla: if f.get("kv_lora_rank").is_some() { Some(mla::mla(&f)?) } else { None },
+            mla,
+            indexer: if family.has_indexer() { Some(mla::indexer(&f)?) } else { None },
             eos: ids(f.get("eos_token_id"))?,
         })
     }

@@ -2,6 +2,7 @@
 //!
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
+mod deepseek_v3;
 mod gemma3;
 mod qwen3_next;
 mod transformer;
@@ -51,6 +52,9 @@ pub fn load(
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
+        Family::DeepSeekV3 | Family::DeepSeekV32 => {
+            Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
+        }
         Family::Phi3
         | Family::Olmo2
         | Family::Glm4
@@ -59,8 +63,6 @@ pub fn load(
         | Family::MiniMaxM2
         | Family::GptOss
         | Family::Lfm2
-        | Family::DeepSeekV3
-        | Family::DeepSeekV32
         | Family::KimiLinear
         | Family::Mamba2
         | Family::NemotronH
