@@ -33,6 +33,7 @@ pub enum Family {
     Mamba2,
     NemotronH,
     FalconH1,
+    Granite,
     GraniteMoeHybrid,
     Gemma4,
     DeepSeekV4,
@@ -46,7 +47,7 @@ use Family as F;
 
 impl Family {
     /// Every family with its `model_type` names; the first is the one that people use.
-    pub const NAMES: [(Self, &'static [&'static str]); 32] = [
+    pub const NAMES: [(Self, &'static [&'static str]); 33] = [
         (F::Llama, &["llama"]),
         (F::Mistral, &["mistral"]),
         (F::Qwen2, &["qwen2"]),
@@ -74,6 +75,7 @@ impl Family {
         (F::Mamba2, &["mamba2"]),
         (F::NemotronH, &["nemotron_h"]),
         (F::FalconH1, &["falcon_h1"]),
+        (F::Granite, &["granite", "granitemoe", "granitemoeshared"]),
         (F::GraniteMoeHybrid, &["granitemoehybrid"]),
         (F::Gemma4, &["gemma4", "gemma4_text"]),
         (F::DeepSeekV4, &["deepseek_v4"]),
@@ -131,6 +133,11 @@ impl Family {
     /// An indexer chooses what attention looks at.
     pub(super) fn has_indexer(self) -> bool {
         matches!(self, F::DeepSeekV32 | F::DeepSeekV4 | F::Glm5Next)
+    }
+
+    /// Layers of the delta rule with a decay for each channel of a key.
+    pub(super) fn is_kda(self) -> bool {
+        matches!(self, F::KimiLinear | F::Glm5Next)
     }
 
     /// Layers of the gated delta rule with one decay a head.

@@ -18,6 +18,8 @@ pub struct MoeConfig {
     pub intermediate: usize,
     /// The inner width of the expert that serves every token; 0 without.
     pub shared_intermediate: usize,
+    /// Columns that experts work on where they are fewer than the model's.
+    pub latent: Option<usize>,
     /// How logits become weights.
     pub scoring: Scoring,
     /// Whether each layer has experts, or a plain MLP.
@@ -34,6 +36,25 @@ fn any(f: &Fields<'_>, names: &[&str]) -> Result<usize> {
     Err(f.missing(names[0]))
 }
 
+/// The inner width of an MLP without experts.
+pub(super) fn dense_intermediate(f: &Fields<'_>, family: Family, hidden: usize) -> Result<usize> {
+    match family {
+        Family::GraniteMoeHybrid => f.size_or("shared_intermediate_size", hidden),
+        _ => f.size_or("intermediate_size", hidden),
+    }
+}
+
+/// Whether there are experts; some families leave them out.
+pub(super) fn has_experts(f: &Fields<'_>, family: Family) -> Result<bool> {
+    match family {
+        Family::Granite | Family::GraniteMoeHybrid => {
+            Ok(f.count("num_local_experts")?.is_some_and(|n| n > 0))
+        }
+        Family::NemotronH => Ok(f.count("n_routed_experts")?.is_some_and(|n| n > 0)),
+        _ => Ok(family.has_experts()),
+    }
+}
+
 pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeConfig> {
     let experts = any(f, &["num_experts", "num_local_experts", "n_routed_experts"])?;
     let per_token = any(f, &["num_experts_per_tok", "num_experts_per_token"])?;
@@ -44,6 +65,10 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
         per_token,
         intermediate,
         shared_intermediate: shared(f, family, intermediate)?,
+        latent: match family {
+            Family::NemotronH => f.size_opt("moe_latent_size")?,
+            _ => None,
+        },
         scoring: scoring(f, family)?,
         sparse: sparse(f, layers)?,
     };
@@ -61,6 +86,7 @@ fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> 
             f.size("shared_expert_intermediate_size")
         }
         Family::GraniteMoeHybrid => f.size("shared_intermediate_size"),
+        Family::Granite => Ok(f.count("shared_intermediate_size")?.unwrap_or(0)),
         Family::NemotronH => f.size("moe_shared_expert_intermediate_size"),
         _ => {
             let count = match f.count("n_shared_experts")? {
@@ -75,7 +101,11 @@ fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> 
 fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
     let always = matches!(
         family,
-        Family::Mixtral | Family::MiniMaxM2 | Family::GptOss | Family::GraniteMoeHybrid
+        Family::Mixtral
+            | Family::MiniMaxM2
+            | Family::GptOss
+            | Family::Granite
+            | Family::GraniteMoeHybrid
     );
     let default = family == Family::Qwen35Moe || family.routes_by_sigmoid();
     let renormalize = match f.get("moe_renormalize") {

@@ -3,7 +3,10 @@
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
 mod deepseek_v3;
+mod falcon_h1;
 mod gemma3;
+mod granite;
+mod nemotron_h;
 mod qwen3_next;
 mod transformer;
 
@@ -55,6 +58,9 @@ pub fn load(
         Family::DeepSeekV3 | Family::DeepSeekV32 => {
             Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
         }
+        Family::Mamba2 | Family::NemotronH => Box::new(nemotron_h::NemotronH::load(w, config)?),
+        Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
+        Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
         Family::Phi3
         | Family::Olmo2
         | Family::Glm4
@@ -64,10 +70,6 @@ pub fn load(
         | Family::GptOss
         | Family::Lfm2
         | Family::KimiLinear
-        | Family::Mamba2
-        | Family::NemotronH
-        | Family::FalconH1
-        | Family::GraniteMoeHybrid
         | Family::Gemma4
         | Family::DeepSeekV4
         | Family::Glm5Next => todo!(),
