@@ -53,6 +53,10 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         "tie_word_embeddings": true,
         "sliding_window": 64,
         "sliding_window_pattern": interval,
+        "rope_parameters": {"rope_type": "default"},
+        "use_qk_norm": true,
+        "first_k_dense_replace": 1,
+        "full_attn_idxs": (1..=layers / interval).map(|i| i * interval - 1).collect::<Vec<_>>(),
         "full_attention_interval": interval,
         "num_experts": experts,
         "num_experts_per_tok": experts.min(2),
@@ -74,6 +78,10 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         "linear_conv_kernel_dim": 4,
     });
     recurrent(&mut config, family, interval, layers);
+    if family == "ministral3" {
+        config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1});
+    }
     if shape.attention_only {
         config["layer_types"] = vec!["full_attention"; layers].into();
     }

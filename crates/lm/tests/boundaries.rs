@@ -33,9 +33,12 @@ fn executor(family: &str) -> Executor {
         ("sliding_window", json!(8)),
         ("index_topk", json!(5)),
         ("index_kpool", json!(4)),
-        ("compress_rates", json!({
-            "compressed_sparse_attention": 4, "heavily_compressed_attention": 16
-        })),
+        (
+            "compress_rates",
+            json!({
+                "compressed_sparse_attention": 4, "heavily_compressed_attention": 16
+            }),
+        ),
     ] {
         config[name] = value;
     }

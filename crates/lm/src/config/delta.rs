@@ -49,7 +49,7 @@ const KDA: &str = "linear_attn_config";
 fn kda_object<'a>(f: &Fields<'a>) -> Result<Option<Fields<'a>>> {
     match f.get(KDA) {
         None => Ok(None),
-        Some(v) if v.is_object() => Ok(Some(Fields { text: v, outer: v })),
+        Some(v) if v.is_object() => Ok(Some(Fields::new(v, v))),
         Some(other) => Err(Fields::wrong(KDA, other, "an object")),
     }
 }

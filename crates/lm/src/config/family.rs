@@ -20,7 +20,9 @@ pub enum Family {
     Qwen35,
     Qwen35Moe,
     Phi3,
+    SeedOss,
     Olmo2,
+    Olmo3,
     Glm4,
     Glm4Moe,
     Ministral3,
@@ -47,11 +49,11 @@ use Family as F;
 
 impl Family {
     /// Every family with its `model_type` names; the first is the one that people use.
-    pub const NAMES: [(Self, &'static [&'static str]); 33] = [
+    pub const NAMES: [(Self, &'static [&'static str]); 35] = [
         (F::Llama, &["llama"]),
         (F::Mistral, &["mistral"]),
-        (F::Qwen2, &["qwen2"]),
-        (F::Qwen3, &["qwen3"]),
+        (F::Qwen2, &["qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"]),
+        (F::Qwen3, &["qwen3", "qwen3_vl_text"]),
         (F::Qwen3Moe, &["qwen3_moe"]),
         (F::SmolLm3, &["smollm3"]),
         (F::Qwen2Moe, &["qwen2_moe"]),
@@ -62,7 +64,9 @@ impl Family {
         (F::Qwen35, &["qwen3_5", "qwen3_5_text"]),
         (F::Qwen35Moe, &["qwen3_5_moe", "qwen3_5_moe_text"]),
         (F::Phi3, &["phi3"]),
+        (F::SeedOss, &["seed_oss"]),
         (F::Olmo2, &["olmo2"]),
+        (F::Olmo3, &["olmo3"]),
         (F::Glm4, &["glm4"]),
         (F::Glm4Moe, &["glm4_moe"]),
         (F::Ministral3, &["ministral3"]),
@@ -108,9 +112,19 @@ impl Family {
         matches!(self, F::Gemma2 | F::Gemma3)
     }
 
-    /// Queries, keys and values have biases, and the output has none.
+    /// Queries, keys and values have biases if nothing is said.
     pub(super) fn has_qkv_bias(self) -> bool {
-        matches!(self, F::Qwen2 | F::Qwen2Moe)
+        matches!(self, F::Qwen2 | F::Qwen2Moe | F::Glm4 | F::SeedOss | F::GptOss)
+    }
+
+    /// The output of attention has no bias, even where queries, keys and values have some.
+    pub(super) fn has_plain_output(self) -> bool {
+        matches!(self, F::Qwen2 | F::Qwen2Moe | F::Glm4 | F::Glm4Moe | F::SeedOss)
+    }
+
+    /// The expert that serves every token has a gate on it.
+    pub(crate) fn gates_shared_expert(self) -> bool {
+        matches!(self, F::Qwen2Moe | F::Qwen3Next | F::Qwen35Moe)
     }
 
     pub(super) fn has_experts(self) -> bool {

@@ -3,7 +3,9 @@
 //! Owns the names that different writers use (original checkpoints, transformers 5, MLX, GGUF metadata translated by
 //! [`crate::checkpoint`]) and their defaults. Refuses what would change the maths and is not known here.
 
+mod acting;
 mod attention;
+mod conv;
 mod delta;
 mod family;
 mod fields;
@@ -14,6 +16,7 @@ mod ssm;
 
 use serde_json::Value;
 
+pub use conv::ConvConfig;
 pub use delta::{DeltaConfig, KdaConfig};
 pub use family::Family;
 pub(crate) use fields::Fields;
@@ -32,7 +35,7 @@ pub enum Mixer {
     Full,
     /// Attention over a window.
     Sliding,
-    /// A recurrence: a gated delta rule or a selective scan.
+    /// A recurrence: a gated delta rule, a selective scan or a short convolution.
     Linear,
     /// Nothing: the layer is an MLP.
     Mlp,
@@ -73,12 +76,17 @@ pub struct Config {
     pub mlp_bias: bool,
     /// Factor on attention scores.
     pub scale: f32,
+    /// Queries are times `1 + beta ln(1 + floor(position / every))`: `(beta, every)`.
+    pub query_growth: Option<(f32, usize)>,
+    /// Norms over heads, or over all heads at once where the family has these.
+    pub qk_norms: bool,
     pub softcap: Option<f32>,
     pub final_softcap: Option<f32>,
     /// Norm weights are stored less 1.
     pub norms_less_one: bool,
     pub moe: Option<MoeConfig>,
     pub delta: Option<DeltaConfig>,
+    pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
     pub indexer: Option<IndexerConfig>,
     pub kda: Option<KdaConfig>,
@@ -94,30 +102,49 @@ impl Config {
     /// # Errors
     /// A field is missing, impossible or unknown and would change the maths; the message names it.
     pub fn new(json: &Value) -> Result<Self> {
-        Self::read(json).map_err(|e| e.at("config.json"))
+        let f = Self::fields(json);
+        let config = Self::read(&f).and_then(|config| {
+            acting::all_is_read(&f, config.family.name())?;
+            Ok(config)
+        });
+        config.map_err(|e| e.at("config.json"))
     }
 
-    fn read(json: &Value) -> Result<Self> {
+    /// Reads a config that may have fields of other families.
+    ///
+    /// # Errors
+    /// A field is missing or impossible; the message names it.
+    pub fn loose(json: &Value) -> Result<Self> {
+        Self::read(&Self::fields(json)).map_err(|e| e.at("config.json"))
+    }
+
+    fn fields(json: &Value) -> Fields<'_> {
         let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
-        let f = Fields { text, outer: json };
+        Fields::new(text, json)
+    }
+
+    fn read(f: &Fields<'_>) -> Result<Self> {
         let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
         let family = Family::of(name).map_err(|e| e.at("model_type"))?;
-        let [hidden, layers] = [f.size("hidden_size")?, ssm::layers(&f, family)?];
-        let [heads, kv_heads, head_dim] = attention::heads(&f, family, hidden)?;
-        check_activation(&f, family)?;
+        let [hidden, layers] = [f.size("hidden_size")?, ssm::layers(f, family)?];
+        let [heads, kv_heads, head_dim] = attention::heads(f, family, hidden)?;
+        check_activation(f, family)?;
+        attention::check_gate(f, family)?;
         // Where windows are switched off, some writers leave a 0.
         let off = !f.bool_or("use_sliding_window", true)?;
         let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
         let window = if off { None } else { f.size_opt("sliding_window")? };
-        let mixers = attention::mixers(&f, family, layers, window)?;
-        let eps = attention::eps(&f, family)?;
-        let latent = family.is_latent();
-        let mla = if latent { Some(mla::mla(&f, family, eps)?) } else { None };
+        let rotates = attention::rotates(f, family, layers)?;
+        let mixers = attention::mixers(f, family, &rotates, window)?;
+        let eps = attention::eps(f, family)?;
+        let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
-        let (rope, sliding_rope) = attention::ropes(&f, family, rotated)?;
-        let rotates = attention::rotates(&f, family, layers)?;
+        let context = attention::context(f, family)?;
+        let (rope, sliding_rope) = attention::ropes(f, family, rotated, context)?;
+        let (attention_bias, output_bias) = attention::biases(f, family)?;
         let gemma = family.is_gemma();
-        let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
+        let scalar = if gemma { f.positive("query_pre_attn_scalar")? } else { None };
+        let scalar = scalar.map_or(head_dim as f64, f64::from);
         let shifted = f.bool_or("norm_weight_shifted", false)?;
         Ok(Self {
             family,
@@ -126,38 +153,44 @@ impl Config {
             heads,
             kv_heads,
             head_dim,
-            intermediate: moe::dense_intermediate(&f, family, hidden)?,
+            intermediate: match family {
+                Family::Lfm2 => conv::inner_width(f, hidden)?,
+                _ => moe::dense_intermediate(f, family, hidden)?,
+            },
             vocab: f.size("vocab_size")?,
             eps,
-            context: attention::context(&f, family)?,
-            tied: f.bool_or("tie_word_embeddings", gemma)?,
+            context,
+            tied: tied(f, family)?,
             mixers,
             window,
             rope,
             sliding_rope,
             rotates,
-            rope_interleaved: f.bool_or("rope_interleaved", false)?,
-            attention_bias: f.bool_or("attention_bias", family.has_qkv_bias())?,
-            output_bias: f.bool_or("attention_bias", false)? && !family.has_qkv_bias(),
+            rope_interleaved: f.bool_or("rope_interleaved", family == Family::Glm4)?,
+            attention_bias,
+            output_bias,
             mlp_bias: f.bool_or("mlp_bias", false)?,
-            scale: match multipliers::scale(&f, family, head_dim)? {
+            scale: match multipliers::scale(f, family, head_dim)? {
                 Some(scale) => scale,
                 None if gemma => scalar.powf(-0.5) as f32,
                 None => (head_dim.max(1) as f32).powf(-0.5),
             },
+            query_growth: attention::query_growth(f, family)?,
+            qk_norms: attention::qk_norms(f, family)?,
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
             norms_less_one: (gemma || family.is_delta_hybrid()) && !shifted,
-            moe: match moe::has_experts(&f, family)? {
-                true => Some(moe::moe(&f, family, layers)?),
+            moe: match moe::has_experts(f, family)? {
+                true => Some(moe::moe(f, family, layers)?),
                 false => None,
             },
-            delta: if family.is_delta_hybrid() { Some(delta::delta(&f)?) } else { None },
+            delta: if family.is_delta_hybrid() { Some(delta::delta(f)?) } else { None },
+            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
             mla,
-            indexer: if family.has_indexer() { Some(mla::indexer(&f)?) } else { None },
-            kda: if family.is_kda() { Some(delta::kda(&f, family)?) } else { None },
-            ssm: ssm::ssm(&f, family, hidden)?,
-            multipliers: multipliers::multipliers(&f, family)?,
+            indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
+            kda: if family.is_kda() { Some(delta::kda(f, family)?) } else { None },
+            ssm: ssm::ssm(f, family, hidden)?,
+            multipliers: multipliers::multipliers(f, family)?,
             eos: ids(f.get("eos_token_id"))?,
         })
     }
@@ -177,6 +210,13 @@ pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
         Some(Value::Array(list)) => list.iter().map(id).collect(),
         Some(one) => Ok(vec![id(one)?]),
     }
+}
+
+fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {
+    if family == Family::Lfm2 && f.get("tie_embedding").is_some() {
+        return f.bool_or("tie_embedding", true);
+    }
+    f.bool_or("tie_word_embeddings", family.is_gemma() || family == Family::Lfm2)
 }
 
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What a config says of experts, in the words of all families.
 
-use longrun_array::{Groups, Score, Scoring};
+use longrun_array::{Glu, Groups, Map, Score, Scoring};
 use serde_json::Value;
 
 use super::Family;
@@ -24,6 +24,8 @@ pub struct MoeConfig {
     pub scoring: Scoring,
     /// Whether each layer has experts, or a plain MLP.
     pub sparse: Vec<bool>,
+    /// What an expert's gate does.
+    pub f: Glu,
 }
 
 /// The first of these names that the config has.
@@ -57,7 +59,8 @@ pub(super) fn has_experts(f: &Fields<'_>, family: Family) -> Result<bool> {
 
 pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeConfig> {
     let experts = any(f, &["num_experts", "num_local_experts", "n_routed_experts"])?;
-    let per_token = any(f, &["num_experts_per_tok", "num_experts_per_token"])?;
+    let names = ["num_experts_per_tok", "num_experts_per_token", "experts_per_token"];
+    let per_token = any(f, &names)?;
     let own = f.size_opt("moe_intermediate_size")?;
     let intermediate = own.map_or_else(|| f.size("intermediate_size"), Ok)?;
     let moe = MoeConfig {
@@ -71,6 +74,13 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
         },
         scoring: scoring(f, family)?,
         sparse: sparse(f, layers)?,
+        f: match family {
+            Family::GptOss => Glu::Shifted {
+                limit: f.positive("swiglu_limit")?.unwrap_or(7.0),
+                alpha: f.positive("swiglu_alpha")?.unwrap_or(1.702),
+            },
+            _ => Glu::Of(Map::Silu),
+        },
     };
     if per_token > experts {
         let what = format!("{per_token} of {experts} experts");
@@ -81,7 +91,8 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
 
 fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> {
     match family {
-        Family::Qwen3Moe | Family::Mixtral | Family::MiniMaxM2 | Family::GptOss => Ok(0),
+        Family::Qwen3Moe | Family::Mixtral | Family::GptOss => Ok(0),
+        Family::MiniMaxM2 => f.neutral("shared_intermediate_size", 0.0).map(|()| 0),
         Family::Qwen2Moe | Family::Qwen3Next | Family::Qwen35Moe => {
             f.size("shared_expert_intermediate_size")
         }

@@ -137,7 +137,7 @@ impl Qwen3Next {
         let (mut layers, mut caches) = (Vec::new(), CacheSpec::default());
         for i in 0..c.layers {
             let w = &w.at("layers").at(i);
-            let kind = AttentionKind { norms: true, gated: true };
+            let kind = AttentionKind { norms: c.qk_norms, gated: true, ..Default::default() };
             let (at, caches) = (|name: &str| w.at(name), &mut caches);
             let mixer = match c.mixers[i] {
                 Mixer::Linear => {

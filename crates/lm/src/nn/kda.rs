@@ -55,7 +55,8 @@ impl Kda {
     ) -> Result<Self> {
         let (n, d, h) = (k.heads, k.dim, c.hidden);
         let channels = n * d;
-        let fused = match w.first_of(["q_conv1d.weight", "q_conv.conv.weight", "conv1d.weight"]) {
+        let fused = match w.first_named(["q_conv1d.weight", "q_conv.conv.weight", "conv1d.weight"])
+        {
             fused @ "conv1d.weight" => Some(w.conv_taps(fused, 3 * channels, k.taps)?),
             _ => None,
         };
@@ -68,7 +69,7 @@ impl Kda {
                 None => {
                     let names =
                         ["conv1d.weight", "conv.conv.weight"].map(|n| format!("{name}_{n}"));
-                    let name = w.first_of([&names[0], &names[1]]);
+                    let name = w.first_named([&names[0], &names[1]]);
                     w.conv_taps(name, channels, k.taps)?
                 }
             };

@@ -44,7 +44,8 @@ impl Mla {
             (0..n * len).map(move |i| i / len.max(1) * head + start + i % len.max(1))
         };
         let rows = part(0, m.nope).chain(part(m.nope, m.rope));
-        let norm = |name: &str, rank| -> Result<_> { Ok(RmsNorm { eps: m.eps, ..w.norm(name, rank)? }) };
+        let norm =
+            |name: &str, rank| -> Result<_> { Ok(RmsNorm { eps: m.eps, ..w.norm(name, rank)? }) };
         let (down, q) = match m.q_rank {
             Some(rank) => {
                 let down = w.linear("q_a_proj", [rank, h], c.attention_bias)?;

@@ -3,18 +3,18 @@
 //! Owns the layers that more than one family uses. Shapes are `[T, cols]`: `T` tokens of all rows of a step.
 
 mod attention;
-mod mla;
 mod kda;
 mod mamba;
+mod mla;
 mod moe;
 mod rope;
 
 use longrun_array::{Glu, Map, Step, Tensor, Weight};
 
 pub use attention::{Attention, AttentionKind};
-pub use mla::Mla;
 pub use kda::Kda;
 pub use mamba::Mamba;
+pub use mla::Mla;
 pub use moe::{FeedForward, Moe};
 pub use rope::Rope;
 
@@ -72,15 +72,22 @@ pub struct Mlp {
 }
 
 impl Mlp {
+    /// Of three matrices, or of two where `gate_up_proj` has the rows of both.
+    ///
     /// # Errors
     /// A weight is missing or misshapen.
     pub fn load(w: &Weights<'_>, c: &Config, inner: usize, f: impl Into<Glu>) -> Result<Self> {
-        Ok(Self {
-            gate: w.linear("gate_proj", [inner, c.hidden], c.mlp_bias)?,
-            up: w.linear("up_proj", [inner, c.hidden], c.mlp_bias)?,
-            down: w.linear("down_proj", [c.hidden, inner], c.mlp_bias)?,
-            f: f.into(),
-        })
+        let (h, bias, f) = (c.hidden, c.mlp_bias, f.into());
+        let [gate, up] = if w.in_files("gate_up_proj.weight") {
+            let part =
+                |i| w.linear_rows("gate_up_proj", [2 * inner, h], i * inner..(i + 1) * inner);
+            [part(0)?, part(1)?]
+        } else {
+            let names = [w.first_of(&["gate_proj", "w1"]), w.first_of(&["up_proj", "w3"])];
+            [w.linear(names[0], [inner, h], bias)?, w.linear(names[1], [inner, h], bias)?]
+        };
+        let down = w.linear(w.first_of(&["down_proj", "w2"]), [h, inner], bias)?;
+        Ok(Self { gate, up, down, f })
     }
 
     /// `[T, H] -> [T, H]`

@@ -4,15 +4,19 @@
 //! whose shape is not the one that the model asks for.
 
 mod draw;
+mod experts;
 mod host;
+mod leftovers;
 
 use std::borrow::Cow;
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use longrun_array::{Format, MatrixSpec, Runtime, Weight};
 
 use draw::{Draw, bf16};
 pub(crate) use host::HostMatrix;
+pub(crate) use leftovers::nothing_is_left;
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
@@ -40,7 +44,8 @@ pub struct Weights<'a> {
     prefix: String,
     less_one: bool,
     eps: f32,
-    progress: Option<(&'a Cell<usize>, Progress<'a>)>,
+    /// The names of all tensors that were read, and whom to tell.
+    read: Option<(&'a RefCell<BTreeSet<String>>, Progress<'a>)>,
 }
 
 /// The prefixes that writers put before the embedding.
@@ -60,12 +65,16 @@ impl<'a> Weights<'a> {
             Source::Seed(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
-        Self { runtime, source, root, prefix: String::new(), less_one, eps, progress: None }
+        Self { runtime, source, root, prefix: String::new(), less_one, eps, read: None }
     }
 
-    /// Reports each tensor that is read.
-    pub fn with_progress(mut self, read: &'a Cell<usize>, report: Progress<'a>) -> Self {
-        self.progress = Some((read, report));
+    /// Notes the name of each tensor that is read, and reports it.
+    pub fn with_progress(
+        mut self,
+        read: &'a RefCell<BTreeSet<String>>,
+        report: Progress<'a>,
+    ) -> Self {
+        self.read = Some((read, report));
         self
     }
 
@@ -79,11 +88,13 @@ impl<'a> Weights<'a> {
     }
 
     fn tensor(&self, c: &'a Checkpoint, name: &str) -> Result<TensorView<'a>> {
-        if let Some((read, report)) = self.progress {
-            read.set(read.get() + 1);
-            report(read.get(), c.raw_tensors().len());
+        let full = self.full(name);
+        let tensor = c.weight(&full)?;
+        if let Some((read, report)) = self.read {
+            read.borrow_mut().insert(full);
+            report(read.borrow().len(), c.raw_tensors().len());
         }
-        c.weight(&self.full(name))
+        Ok(tensor)
     }
 
     /// Whether the checkpoint has `name`; a seed has everything.
@@ -100,8 +111,14 @@ impl<'a> Weights<'a> {
     }
 
     /// The first of these names that the checkpoint has; else the first of all.
-    pub fn first_of<'n, const N: usize>(&self, names: [&'n str; N]) -> &'n str {
+    pub(crate) fn first_named<'n, const N: usize>(&self, names: [&'n str; N]) -> &'n str {
         names.into_iter().find(|name| self.has(name)).unwrap_or(names[0])
+    }
+
+    /// The first of these that the files have as `NAME.weight`; the first of all where they have none.
+    pub(crate) fn first_of<'n>(&self, names: &[&'n str]) -> &'n str {
+        let has = |name: &&&str| self.in_files(&format!("{name}.weight"));
+        names.iter().find(has).unwrap_or(&names[0])
     }
 
     /// Whether the files have a tensor of exactly this name.
@@ -393,7 +410,7 @@ impl<'a> Weights<'a> {
         [vocab, hidden]: [usize; 2],
         tied: bool,
     ) -> Result<(Weight, Linear)> {
-        let embedding = self.matrix(self.first_of(EMBEDDINGS), [vocab, hidden])?;
+        let embedding = self.matrix(self.first_named(EMBEDDINGS), [vocab, hidden])?;
         let weight = if tied {
             embedding.clone()
         } else {
