@@ -68,12 +68,13 @@ pub use inputs::{BLOCK, Inputs, RowInput, TABLES, Wanted};
 pub use key::{Head, Key, Outputs, Rows, Tokens};
 pub use ledger::{Count, Growth, Ledger, LimitReached, Tag, Usage};
 pub use op::{
-    DecayCurve, DeltaHeads, Glu, Groups, Map, Op, Score, Scoring, SsmHeads, Stretch, Values,
+    DecayCurve, DeltaHeads, Glu, Groups, Map, Op, RopeHeads, Score, Scoring, SsmHeads, Stretch,
+    Values,
 };
 pub use runtime::{Limits, Runtime};
 pub use state::{State, StateKind};
 pub use step::{
-    AttentionSpec, Choice, Delta, ExpertsUp, Param, Record, RopeHeads, Scan, Seen, SeenValues,
-    Step, Tensor, Version,
+    AttentionSpec, Choice, Delta, ExpertsUp, Param, Record, Scan, Seen, SeenValues, Step, Tensor,
+    Version,
 };
 pub use weight::{Weight, WeightKind};

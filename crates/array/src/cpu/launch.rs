@@ -11,8 +11,7 @@ use super::select::{Indexer, Pooled};
 use super::ssm::Scan;
 use super::view::{Mat, MatMut};
 use super::{hyper, linear, ops, recurrent, reference, route, select, ssm};
-use crate::op::Op;
-use crate::step::RopeHeads;
+use crate::op::{Op, RopeHeads};
 
 /// Runs every operation of the plan in order. `plain` takes the reference kernels; `result` is the output buffer.
 pub(super) fn run(c: &Context<'_>, plain: bool, result: usize) {
@@ -127,7 +126,7 @@ fn run_fast(c: &Context<'_>, node: usize) {
             let (q, spec) = c.attention(op);
             attention::attention(c, q, spec, &c.out(node));
         }
-        Op::Select { .. } => select::select(c, c.select(op), &c.out(node)),
+        Op::Select { .. } => select::select(c, c.select(op), node, &c.out(node)),
         Op::Pool { x, gate, bias, state, every, overlap } => {
             let (x, gate, bias) = (c.get(x), c.get(gate), c.vector(bias));
             let pooled = Pooled { x, gate, bias, every, overlap };

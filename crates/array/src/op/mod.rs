@@ -8,7 +8,7 @@ mod shape;
 use crate::state::StateRef;
 use crate::weight::WeightRef;
 
-pub use shape::{MOST_SHARED_HEADS, MOST_STREAMS, MOST_TAPS};
+pub use shape::{MOST_GATHERED, MOST_SHARED_HEADS, MOST_STREAMS, MOST_TAPS};
 
 /// A tensor of a recorded step, by the place of the node that makes it.
 pub type Id = u32;
@@ -285,6 +285,19 @@ pub enum Op {
     // --- out
     /// Makes `x` the result of the step.
     Emit { x: Id },
+}
+
+/// Which columns of each head turn, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeHeads {
+    /// Columns of a head.
+    pub dim: usize,
+    /// The first that turns.
+    pub start: usize,
+    /// Pairs are `(2i, 2i + 1)`.
+    pub interleaved: bool,
+    /// Backwards.
+    pub inverse: bool,
 }
 
 /// The head counts and sizes of a delta rule.

@@ -3,7 +3,9 @@
 //! Owns the arguments as models write them. A method checks nothing itself: the shape rules do.
 
 use super::{Step, Tensor, Version};
-use crate::op::{Chosen, DecayCurve, DeltaHeads, Glu, Map, Op, Scoring, SsmHeads, Values};
+use crate::op::{
+    Chosen, DecayCurve, DeltaHeads, Glu, Map, Op, RopeHeads, Scoring, SsmHeads, Values,
+};
 use crate::weight::Weight;
 
 /// What attention needs to know besides its tensors.
@@ -302,24 +304,18 @@ impl<'a> ExpertsUp<'a> {
     }
 }
 
-/// Which columns of each head turn, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RopeHeads {
-    /// Columns of a head.
-    pub dim: usize,
-    /// The first that turns.
-    pub start: usize,
-    /// Pairs are `(2i, 2i + 1)`.
-    pub interleaved: bool,
-    /// Backwards.
-    pub inverse: bool,
-}
-
 /// The units of positions that an indexer has chosen, [`Op::Select`].
 #[derive(Clone, Copy)]
 pub struct Choice<'s> {
     list: Tensor<'s>,
     every: usize,
+}
+
+impl<'s> Choice<'s> {
+    /// Their numbers in rising order as the bits of u32, then `u32::MAX`: `[T, k]`.
+    pub fn list(self) -> Tensor<'s> {
+        self.list
+    }
 }
 
 /// What queries look at.

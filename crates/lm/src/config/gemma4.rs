@@ -35,7 +35,16 @@ pub struct Gemma4Experts {
     pub intermediate: usize,
 }
 
-pub(super) fn gemma4(f: &Fields<'_>, kv_heads: usize, mixers: &[Mixer]) -> Result<Gemma4Config> {
+/// The last layer sees everything, whatever the config says.
+pub(super) fn gemma4(
+    f: &Fields<'_>,
+    kv_heads: usize,
+    mixers: &mut [Mixer],
+) -> Result<Gemma4Config> {
+    if let Some(last) = mixers.last_mut() {
+        *last = Mixer::Full;
+    }
+    let mixers = &*mixers;
     if let Some(other) = f.str("use_bidirectional_attention")?.filter(|s| *s != "vision") {
         let what = format!("attention to what comes later (\"{other}\") is not known here");
         return Err(Error::unsupported(what).at("use_bidirectional_attention"));
