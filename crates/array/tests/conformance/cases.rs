@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use longrun_array::{
-    ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime, Score, Scoring, State, StateKind, Step,
-    Tensor, Weight,
+    ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime, Score, Scoring, State, StateKind,
+    Step, Tensor, Weight,
 };
 
 use crate::common::{IDS, MOST_ROWS, Rng, WIDTHS, random_matrix, spec};
