@@ -52,7 +52,9 @@ impl Delta {
     ) -> Result<()> {
         self.check([all, cols])?;
         let mut sum = vec![0.0_f64; cols];
-        for (row, b) in numbers.chunks_exact_mut(cols).zip(self.b.chunks_exact(self.rank).skip(first)) {
+        for (row, b) in
+            numbers.chunks_exact_mut(cols).zip(self.b.chunks_exact(self.rank).skip(first))
+        {
             sum.fill(0.0);
             for (b, a) in b.iter().zip(self.a.chunks_exact(cols)) {
                 sum.iter_mut().zip(a).for_each(|(sum, a)| *sum += f64::from(*b) * f64::from(*a));
@@ -69,8 +71,10 @@ impl Delta {
         if own == shape {
             return Ok(());
         }
-        Err(Error::file(format!("the adapter is for a weight of {own:?}, the model's is {shape:?}"))
-            .hint("the adapter was made for another model"))
+        Err(Error::file(format!(
+            "the adapter is for a weight of {own:?}, the model's is {shape:?}"
+        ))
+        .hint("the adapter was made for another model"))
     }
 }
 
@@ -116,8 +120,10 @@ impl Adapter {
         let config = config.map_err(|e| e.at("adapter_config.json"))?;
         let bytes = bounded(&folder.join(name), MOST_WEIGHTS).map_err(|e| e.at(name))?;
         let file = SafeTensors::deserialize(&bytes);
-        let file = file.map_err(|e| Error::file(format!("not a safetensors file: {e}")).at(name))?;
-        let deltas = if is_mlx { mlx::deltas(&config, &file) } else { peft::deltas(&config, &file) };
+        let file =
+            file.map_err(|e| Error::file(format!("not a safetensors file: {e}")).at(name))?;
+        let deltas =
+            if is_mlx { mlx::deltas(&config, &file) } else { peft::deltas(&config, &file) };
         let deltas = deltas?;
         match deltas.is_empty() {
             true => Err(Error::file("it has no matrices").at(name)),
@@ -214,13 +220,16 @@ impl Matrix {
 /// They do not fit each other, or `rank`.
 fn delta(name: &str, a: Matrix, b: Matrix, rank: usize, scale: f64) -> Result<Delta> {
     if a.rows != rank || b.cols != rank {
-        let what = format!("its matrices have ranks {} and {}, its settings {rank}", a.rows, b.cols);
+        let what =
+            format!("its matrices have ranks {} and {}, its settings {rank}", a.rows, b.cols);
         return Err(Error::file(what).at(name));
     }
     let numbers = b.numbers.iter().map(|x| (f64::from(*x) * scale) as f32);
     let numbers: Vec<f32> = numbers.collect();
     if !numbers.iter().all(|x| x.is_finite()) {
-        return Err(Error::file(format!("the scale {scale} takes its numbers out of range")).at(name));
+        return Err(
+            Error::file(format!("the scale {scale} takes its numbers out of range")).at(name)
+        );
     }
     Ok(Delta { a: a.numbers, b: numbers, rank, rows: b.rows, cols: a.cols })
 }

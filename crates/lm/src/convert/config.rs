@@ -6,8 +6,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::plan::{Plan, Stored};
 use super::Options;
+use super::plan::{Plan, Stored};
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Family};
 use crate::error::{Error, Result};
@@ -199,7 +199,9 @@ fn spellings(shape: &Config, all: &mut Map<String, Value>) {
         }
         _ => {}
     }
-    default(all, "head_dim", shape.head_dim);
+    if shape.mla.is_none() && shape.head_dim > 0 {
+        default(all, "head_dim", shape.head_dim);
+    }
 }
 
 fn granite_layer(kind: &Value) -> Value {
@@ -214,7 +216,8 @@ fn granite_layer(kind: &Value) -> Value {
 fn unit_factors(all: &mut Map<String, Value>) {
     let number = |name: &str| all.get(name).and_then(Value::as_f64).unwrap_or(1.0);
     let tied = all.get("tie_word_embeddings") == Some(&Value::Bool(true));
-    let head = if tied { number("lm_head_multiplier") / number("embedding_multiplier") } else { 1.0 };
+    let head =
+        if tied { number("lm_head_multiplier") / number("embedding_multiplier") } else { 1.0 };
     let ones = [
         "attention_in_multiplier",
         "attention_out_multiplier",

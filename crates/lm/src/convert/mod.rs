@@ -20,7 +20,7 @@ use serde_json::Value;
 pub use quantize::{Mixed, Mode, Quantize};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, Family};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::weights::Progress;
 
@@ -95,18 +95,10 @@ fn notes(source: &Checkpoint, shape: &Config) -> Vec<String> {
             "a GGUF file has no tokenizer.json: add that of the original model for text".to_owned(),
         );
     }
-    if matches!(shape.family, Family::DeadValues) {
-        notes.push("dead_values is a family of tests".to_owned());
-    }
     notes
 }
 
-fn text_files(
-    source: &Checkpoint,
-    options: &Options<'_>,
-    config: &Value,
-    to: &Path,
-) -> Result<()> {
+fn text_files(source: &Checkpoint, options: &Options<'_>, config: &Value, to: &Path) -> Result<()> {
     let json = |name: &str, value: &Value| {
         let text = serde_json::to_string_pretty(value);
         let text = text.map_err(|e| Error::file(e.to_string()).at(name))?;

@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn names_and_groups() {
-        for (name, bits, group) in [("q4", 4, 64), ("q3", 3, 64), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
+        for (name, bits, group) in
+            [("q4", 4, 64), ("q3", 3, 64), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
         {
             let mode = Mode::new(name, None).unwrap();
             assert_eq!((mode.bits(), mode.group()), (bits, group));
