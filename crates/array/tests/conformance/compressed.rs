@@ -48,7 +48,8 @@ fn dense(rig: &mut Rig) -> Model {
 
 /// Keys that are their own values, under more heads than are taken together; then beside entries of whole groups.
 fn latent(rig: &mut Rig) -> Model {
-    let (heads, dim) = ([1, 3, 24][rig.rng.int(0, 2)], rig.rng.int(3, 40));
+    let (heads, most) = [(1, 40), (3, 40), (24, 6)][rig.rng.int(0, 2)];
+    let dim = rig.rng.int(3, most);
     let (dv, every) = (rig.rng.int(1, dim), rig.rng.int(2, 7));
     let window = rig.rng.int(1, MOST_WINDOW);
     let table = rig.table((heads + 2) * dim);

@@ -21,7 +21,7 @@ pub(super) fn mixers(
             return Err(Error::file(what).at("layer_types"));
         }
         let kind = |v: &Value| match v.as_str() {
-            Some("full_attention") => Ok(Mixer::Full),
+            Some("full_attention" | "indexed_attention") => Ok(Mixer::Full),
             Some("sliding_attention") if window.is_some() => Ok(Mixer::Sliding),
             Some("linear_attention") if family.is_delta_hybrid() => Ok(Mixer::Linear),
             Some("conv") if family == Family::Lfm2 => Ok(Mixer::Linear),

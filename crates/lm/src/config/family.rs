@@ -137,6 +137,16 @@ impl Family {
             || matches!(self, F::KimiLinear | F::NemotronH | F::Glm5Next)
     }
 
+    /// Keys and values of all heads are made from one latent.
+    pub(super) fn is_latent(self) -> bool {
+        matches!(self, F::DeepSeekV3 | F::DeepSeekV32 | F::KimiLinear | F::Glm5Next)
+    }
+
+    /// An indexer chooses what attention looks at.
+    pub(super) fn has_indexer(self) -> bool {
+        matches!(self, F::DeepSeekV32 | F::DeepSeekV4 | F::Glm5Next)
+    }
+
     /// Layers of the gated delta rule with one decay a head.
     pub(super) fn is_delta_hybrid(self) -> bool {
         matches!(self, F::Qwen3Next | F::Qwen35 | F::Qwen35Moe)

@@ -18,7 +18,7 @@ pub use conv::ConvConfig;
 pub use delta::DeltaConfig;
 pub use family::Family;
 pub(crate) use fields::Fields;
-pub use mla::MlaConfig;
+pub use mla::{IndexerConfig, MlaConfig};
 pub use moe::MoeConfig;
 
 use crate::error::{Error, Result};
@@ -80,6 +80,7 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
+    pub indexer: Option<IndexerConfig>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
@@ -138,7 +139,10 @@ impl Config {
         let rotates = attention::rotates(f, family, layers)?;
         let mixers = attention::mixers(f, family, &rotates, window)?;
         let context = f.size_up_to("max_position_embeddings", MOST_CONTEXT)?.unwrap_or(4096);
-        let (rope, sliding_rope) = attention::ropes(f, family, head_dim, context)?;
+        let eps = eps(f, family)?;
+        let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
+        let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
+        let (rope, sliding_rope) = attention::ropes(f, family, rotated, context)?;
         let (attention_bias, output_bias) = attention::biases(f, family)?;
         let gemma = family.is_gemma();
         let scalar = if gemma { f.positive("query_pre_attn_scalar")? } else { None };
@@ -156,7 +160,7 @@ impl Config {
                 _ => f.size_or("intermediate_size", hidden)?,
             },
             vocab: f.size("vocab_size")?,
-            eps: eps(f, family)?,
+            eps,
             context,
             tied: tied(f, family)?,
             mixers,
@@ -180,7 +184,8 @@ impl Config {
             },
             delta: if family.is_delta_hybrid() { Some(delta::delta(f)?) } else { None },
             conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
-            mla: if f.get("kv_lora_rank").is_some() { Some(mla::mla(f)?) } else { None },
+            mla,
+            indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
             eos: ids(f.get("eos_token_id"))?,
         })
     }

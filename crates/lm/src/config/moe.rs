@@ -105,6 +105,13 @@ fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
             return Err(Error::unsupported(what).at("scoring_func"));
         }
     };
+    match f.str("topk_method")? {
+        None | Some("noaux_tc") => {}
+        Some(other) => {
+            let what = format!("experts chosen by \"{other}\" are not known");
+            return Err(Error::unsupported(what).at("topk_method"));
+        }
+    }
     let groups = match f.count("n_group")? {
         Some(n) => Some(n),
         None => f.count("num_expert_group")?,

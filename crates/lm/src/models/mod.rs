@@ -2,6 +2,7 @@
 //!
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
+mod deepseek_v3;
 mod gemma3;
 mod lfm2;
 mod olmo2;
@@ -70,9 +71,10 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         }
         Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
         Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
-        Family::DeepSeekV3
-        | Family::DeepSeekV32
-        | Family::KimiLinear
+        Family::DeepSeekV3 | Family::DeepSeekV32 => {
+            Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
+        }
+        Family::KimiLinear
         | Family::Mamba2
         | Family::NemotronH
         | Family::FalconH1

@@ -3,12 +3,14 @@
 //! Owns the layers that more than one family uses. Shapes are `[T, cols]`: `T` tokens of all rows of a step.
 
 mod attention;
+mod mla;
 mod moe;
 mod rope;
 
 use longrun_array::{Glu, Map, Step, Tensor, Weight};
 
 pub use attention::{Attention, AttentionKind};
+pub use mla::Mla;
 pub use moe::{FeedForward, Moe};
 pub use rope::Rope;
 

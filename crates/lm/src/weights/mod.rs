@@ -259,6 +259,27 @@ impl<'a> Weights<'a> {
         Ok(Linear { weight, bias: None })
     }
 
+    /// The matrices `name [count, rows, cols]`, behind each other in one tensor.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub(crate) fn stack(
+        &self,
+        name: &str,
+        count: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Weight> {
+        let Source::Checkpoint(c) = self.source else {
+            return Err(Error::usage(format!("a seed has no stack {name:?}")));
+        };
+        let t = self.tensor(c, name)?;
+        if t.shape != [count, rows, cols] {
+            return Err(self.misshapen(&t, &[count, rows, cols]));
+        }
+        let host = HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) };
+        self.put(name, &host, count)
+    }
+
     /// One projection of all experts, `[experts, rows, cols]`: stacked as `experts.NAME` (or `.weight`), as
     /// `switch_mlp.NAME.weight`, or one tensor an expert, `experts.E.NAME.weight`.
     ///
@@ -272,13 +293,7 @@ impl<'a> Weights<'a> {
                 format!("switch_mlp.{name}.weight"),
             ];
             if let Some(stacked) = stacked.iter().find(|n| c.raw(&self.full(n)).is_some()) {
-                let t = self.tensor(c, stacked)?;
-                if t.shape != [experts, rows, cols] {
-                    return Err(self.misshapen(&t, &[experts, rows, cols]));
-                }
-                let bytes = Cow::Borrowed(t.data);
-                let host = HostMatrix { format: t.format, rows, cols, bytes };
-                return self.put(stacked, &host, experts);
+                return self.stack(stacked, experts, [rows, cols]);
             }
         }
         let one = |e: usize| self.host(&format!("experts.{e}.{name}.weight"), [rows, cols]);
