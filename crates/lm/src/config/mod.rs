@@ -35,7 +35,7 @@ pub enum Mixer {
     Full,
     /// Attention over a window.
     Sliding,
-    /// A recurrence: a gated delta rule, a selective scan or a short convolution.
+    /// A recurrence: the gated delta rule, a selective scan, or a short convolution.
     Linear,
     /// Nothing: the layer is an MLP.
     Mlp,
@@ -88,10 +88,10 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
-    pub indexer: Option<IndexerConfig>,
     pub kda: Option<KdaConfig>,
     pub ssm: Option<SsmConfig>,
     pub multipliers: Multipliers,
+    pub indexer: Option<IndexerConfig>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
@@ -136,7 +136,7 @@ impl Config {
         let window = if off { None } else { f.size_opt("sliding_window")? };
         let rotates = attention::rotates(f, family, layers)?;
         let mixers = attention::mixers(f, family, &rotates, window)?;
-        let eps = attention::eps(f, family)?;
+        let eps = eps(f, family)?;
         let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
         let context = attention::context(f, family)?;
@@ -153,10 +153,7 @@ impl Config {
             heads,
             kv_heads,
             head_dim,
-            intermediate: match family {
-                Family::Lfm2 => conv::inner_width(f, hidden)?,
-                _ => moe::dense_intermediate(f, family, hidden)?,
-            },
+            intermediate: moe::dense_intermediate(f, family, hidden)?,
             vocab: f.size("vocab_size")?,
             eps,
             context,
@@ -185,12 +182,12 @@ impl Config {
                 false => None,
             },
             delta: if family.is_delta_hybrid() { Some(delta::delta(f)?) } else { None },
-            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
-            mla,
-            indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
             kda: if family.is_kda() { Some(delta::kda(f, family)?) } else { None },
             ssm: ssm::ssm(f, family, hidden)?,
             multipliers: multipliers::multipliers(f, family)?,
+            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
+            mla,
+            indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
             eos: ids(f.get("eos_token_id"))?,
         })
     }
@@ -210,6 +207,14 @@ pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
         Some(Value::Array(list)) => list.iter().map(id).collect(),
         Some(one) => Ok(vec![id(one)?]),
     }
+}
+
+fn eps(f: &Fields<'_>, family: Family) -> Result<f32> {
+    Ok(match family {
+        Family::Lfm2 => f.positive("norm_eps")?.unwrap_or(1e-5),
+        Family::Mamba2 | Family::NemotronH => f.positive("layer_norm_epsilon")?.unwrap_or(1e-5),
+        _ => f.positive("rms_norm_eps")?.unwrap_or(1e-6),
+    })
 }
 
 fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {

@@ -6,6 +6,7 @@ mod deepseek_v3;
 mod falcon_h1;
 mod gemma3;
 mod granite;
+mod kimi_linear;
 mod lfm2;
 mod nemotron_h;
 mod olmo2;
@@ -72,14 +73,15 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
+        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
+        Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
         Family::DeepSeekV3 | Family::DeepSeekV32 => {
             Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
         }
         Family::Mamba2 | Family::NemotronH => Box::new(nemotron_h::NemotronH::load(w, config)?),
+        Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
         Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
         Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
-        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
-        Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
-        Family::KimiLinear | Family::Gemma4 | Family::DeepSeekV4 | Family::Glm5Next => todo!(),
+        Family::Gemma4 | Family::DeepSeekV4 | Family::Glm5Next => todo!(),
     })
 }

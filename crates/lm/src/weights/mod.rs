@@ -53,14 +53,14 @@ const ROOTS: [&str; 5] =
     ["model.", "language_model.model.", "model.language_model.", "backbone.", ""];
 
 /// The names that writers give the embedding.
-const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "embeddings.weight", "embedding.weight"];
+const EMBEDDINGS: [&str; 3] = ["embed_tokens", "embeddings", "embedding"];
 
 impl<'a> Weights<'a> {
     /// All weights of a source. `less_one` says that norm weights are stored less 1; `eps` goes into every norm.
     pub fn new(runtime: &'a Runtime, source: Source<'a>, less_one: bool, eps: f32) -> Self {
         let has = |root: &&&str| match source {
             Source::Checkpoint(c) => {
-                EMBEDDINGS.iter().any(|name| c.raw(&format!("{root}{name}")).is_some())
+                EMBEDDINGS.iter().any(|name| c.raw(&format!("{root}{name}.weight")).is_some())
             }
             Source::Seed(_) => true,
         };
@@ -108,11 +108,6 @@ impl<'a> Weights<'a> {
     /// Whether the files have `name`; a seed has no files.
     pub(crate) fn in_files(&self, name: &str) -> bool {
         matches!(self.source, Source::Checkpoint(c) if c.raw(&self.full(name)).is_some())
-    }
-
-    /// The first of these names that the checkpoint has; else the first of all.
-    pub(crate) fn first_named<'n, const N: usize>(&self, names: [&'n str; N]) -> &'n str {
-        names.into_iter().find(|name| self.has(name)).unwrap_or(names[0])
     }
 
     /// The first of these that the files have as `NAME.weight`; the first of all where they have none.
@@ -410,7 +405,8 @@ impl<'a> Weights<'a> {
         [vocab, hidden]: [usize; 2],
         tied: bool,
     ) -> Result<(Weight, Linear)> {
-        let embedding = self.matrix(self.first_named(EMBEDDINGS), [vocab, hidden])?;
+        let embedding = format!("{}.weight", self.first_of(&EMBEDDINGS));
+        let embedding = self.matrix(&embedding, [vocab, hidden])?;
         let weight = if tied {
             embedding.clone()
         } else {
