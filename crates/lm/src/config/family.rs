@@ -109,7 +109,7 @@ impl Family {
     }
 
     pub(super) fn is_gemma(self) -> bool {
-        matches!(self, F::Gemma2 | F::Gemma3)
+        matches!(self, F::Gemma2 | F::Gemma3 | F::Gemma4)
     }
 
     /// Queries, keys and values have biases if nothing is said.

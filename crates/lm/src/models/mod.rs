@@ -5,6 +5,7 @@
 mod deepseek_v3;
 mod falcon_h1;
 mod gemma3;
+mod gemma4;
 mod granite;
 mod kimi_linear;
 mod lfm2;
@@ -70,6 +71,7 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         | Family::GptOss
         | Family::DeadValues => Box::new(transformer::Transformer::load(w, config)?),
         Family::Gemma2 | Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
+        Family::Gemma4 => Box::new(gemma4::Gemma4::load(w, config)?),
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
@@ -82,6 +84,6 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
         Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
         Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
-        Family::Gemma4 | Family::DeepSeekV4 | Family::Glm5Next => todo!(),
+        Family::DeepSeekV4 | Family::Glm5Next => todo!(),
     })
 }
