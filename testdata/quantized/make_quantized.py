@@ -356,7 +356,7 @@ def make_torch(root, out, only):
                 zeros = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
             g_idx = (torch.arange(w.shape[1]) // group).to(torch.int32)
             return {x + ".qweight": pack(codes.T, bits, 0), x + ".qzeros": zeros, x + ".g_idx": g_idx,
-                    x + ".scales": scale.half().T.contiguous()}, value
+                    x + ".scales": scale.half().T.contiguous(), x + ".bias": torch.zeros(len(w), dtype=torch.half)}, value
         return quantise
 
     def ct(format, **weights):

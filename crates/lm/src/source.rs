@@ -52,7 +52,7 @@ impl ModelSource {
             ModelName::Path(path) => Checkpoint::open(path)?,
             ModelName::Embedded(files) => Checkpoint::from_embedded(files)?,
             ModelName::Tiny(family, shape) => {
-                let config = Config::new(&tiny::config(family, shape)?)?;
+                let config = Config::loose(&tiny::config(family, shape)?)?;
                 let (defaults, eos) = (Defaults::default(), Arc::from([]));
                 let (checkpoint, tokenizer, template) = (None, None, None);
                 return Ok(Self { checkpoint, config, tokenizer, template, defaults, eos });

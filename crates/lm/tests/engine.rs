@@ -19,7 +19,7 @@ use proptest::test_runner::{RngSeed, TestRunner};
 fn engine(family: &str, room: Room) -> Engine {
     let shape =
         TinyShape { layers: Some(3), interval: Some(3), hidden: Some(32), ..TinyShape::default() };
-    let config = Config::new(&tiny::config(family, shape).unwrap()).unwrap();
+    let config = Config::loose(&tiny::config(family, shape).unwrap()).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let setup = Setup { room, per_token: false, limits: Limits::default() };
     let source = Source::Seed(3);

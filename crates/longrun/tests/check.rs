@@ -7,7 +7,7 @@ use std::fs;
 use common::{copy_of, golden, longrun, scratch};
 use serde_json::Value;
 
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 29] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -24,6 +24,19 @@ const FAMILIES: [&str; 16] = [
     "qwen2_moe",
     "mixtral",
     "gemma2",
+    "phi3",
+    "olmo2",
+    "glm4",
+    "glm4_moe",
+    "ministral3",
+    "minimax_m2",
+    "lfm2",
+    "gpt_oss",
+    "llama_dynamic",
+    "phi3_longrope",
+    "ministral3_growth",
+    "olmo3",
+    "seed_oss",
 ];
 
 #[test]

@@ -2,16 +2,19 @@
 //!
 //! The order of the arithmetic is fixed by absolute positions: tiles are the blocks of the state, aligned to
 //! position 0, and are merged in order (the running maximum and sum of "online" softmax). So a token's result does
-//! not depend on how its prompt was cut, on its neighbours or on threads.
+//! not depend on how its prompt was cut, on its neighbours or on threads. Entries follow positions. What was chosen
+//! is gathered into tiles in the order of its list, so it costs what was chosen and not what there is.
+
+use std::ops::{Range, RangeInclusive};
 
 use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, fold, per_isa, tanh};
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
-use crate::op::{MOST_SHARED_HEADS, Values};
+use crate::op::{MOST_GATHERED, Values};
 use crate::state::{StateKind, StateRef};
 
-/// Writes row `t` of `x` at its position, for every token.
+/// Writes row `t` of `x` at its position, for every token; or at its group's entry, for the last token of each group.
 pub(super) fn write_kv(c: &Context<'_>, x: Mat<'_>, state: StateRef) {
     let mem = c.state(state);
     let (heads, dim, keys) = match state.kind {
@@ -22,7 +25,11 @@ pub(super) fn write_kv(c: &Context<'_>, x: Mat<'_>, state: StateRef) {
     share(c.pool, heads, dim * c.b.tokens, |range| {
         for (h, t) in range.flat_map(|h| (0..c.b.tokens).map(move |t| (h, t))) {
             let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
-            let (block, at) = (c.b.block(state.table, row, pos / BLOCK), pos % BLOCK);
+            if !(pos + 1).is_multiple_of(state.every) {
+                continue;
+            }
+            let entry = pos / state.every;
+            let (block, at) = (c.b.block(state.table, row, entry / BLOCK), entry % BLOCK);
             // SAFETY: the piece is one head of one block; a head is written by one thread, and by nothing else.
             let piece = unsafe { mem.write(block, h * dim * BLOCK, dim * BLOCK) };
             let x = &x.row(t)[h * dim..][..dim];
@@ -63,47 +70,207 @@ impl Spec<'_> {
         }
     }
 
-    /// The positions that a query at `pos` sees.
-    pub(super) fn visible(&self, pos: usize) -> std::ops::RangeInclusive<usize> {
+    /// The positions that a query at `pos` sees, if none are chosen.
+    fn visible(&self, pos: usize) -> RangeInclusive<usize> {
         self.window.map_or(0, |w| (pos + 1).saturating_sub(w))..=pos
+    }
+
+    /// Those of the units in `list`, then those after the last whole unit.
+    fn chosen_positions<'l>(
+        &self,
+        pos: usize,
+        list: &'l [f32],
+        every: usize,
+    ) -> impl Iterator<Item = usize> + use<'l> {
+        let visible = self.visible(pos);
+        let whole = units(list).flat_map(move |unit| unit * every..(unit + 1) * every);
+        whole.chain((pos + 1) / every * every..=pos).filter(move |p| visible.contains(p))
+    }
+
+    /// About how much the last tokens see.
+    fn longest(&self, c: &Context<'_>) -> usize {
+        let seen = |row: usize| (c.b.row_past[row] + c.b.row_count[row]) as usize;
+        let longest = (0..c.b.rows).map(seen).max().unwrap_or(0);
+        let chosen = self.chosen.map_or(usize::MAX, |(list, every)| list.cols * every);
+        let entries = self.entries.map_or(0, |e| (longest / e.every).min(chosen));
+        let positions = if self.entries.is_some() { longest } else { longest.min(chosen) };
+        self.window.map_or(positions, |w| w.min(positions)) + entries
     }
 }
 
-/// Softmax attention; a piece of work is one token and one key head, with all query heads that share it.
+/// The most query heads of a piece of work.
+const TOGETHER: usize = 16;
+
+/// Softmax attention; a piece of work is one token and some query heads that share a key head.
 pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
-    let Values::Of(values) = spec.values else { todo!() };
-    let (keys, values) = (c.state(spec.keys), c.state(values));
     let (kv_heads, dim, dv) = spec.dims();
     let per_key = spec.heads / kv_heads;
-    let seen = |row: usize| (c.b.row_past[row] + c.b.row_count[row]) as usize;
-    let longest = (0..c.b.rows).map(seen).max().unwrap_or(0);
-    let longest = spec.window.map_or(longest, |w| w.min(longest));
-    out.for_groups(c.pool, per_key * dv, per_key * longest * (dim + dv) / 16, |t, g, out| {
-        let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
-        let q = &q.row(t)[g * per_key * dim..][..per_key * dim];
-        let visible = spec.visible(pos);
-        let (first, last) = (*visible.start(), *visible.end());
-        let mut runs = [Running::START; MOST_SHARED_HEADS];
+    let divides = |n: &usize| per_key.is_multiple_of(*n);
+    let together = (1..=per_key.min(TOGETHER)).rev().find(divides).unwrap_or(1);
+    let cost = together * spec.longest(c) * (dim + dv) / 16;
+    let memory = Memory::new(c, &spec);
+    out.for_groups(c.pool, together * dv, cost, |t, piece, out| {
+        let first = piece * together;
+        let sink = |h: usize| spec.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[first + h]);
+        let start = |h: usize| if h < together { Running::from(sink(h)) } else { Running::START };
         out.fill(0.0);
-        for j in first / BLOCK..=last / BLOCK {
-            let block = c.b.block(spec.keys.table, row, j);
-            let tile = Tile {
-                // SAFETY: no kernel writes states while attention runs.
-                k: unsafe { keys.read(block, g * dim * BLOCK, dim * BLOCK) },
-                // SAFETY: as above.
-                v: unsafe { values.read(block, g * dv * BLOCK, dv * BLOCK) },
-                from: first.saturating_sub(j * BLOCK),
-                to: (last + 1 - j * BLOCK).min(BLOCK),
-            };
-            for (h, run) in runs[..per_key].iter_mut().enumerate() {
-                let (q, acc) = (&q[h * dim..][..dim], &mut out[h * dv..][..dv]);
-                merge_tile(c.isa, run, acc, q, tile, spec.scale, spec.softcap.unwrap_or(0.0));
+        let mut piece = Piece {
+            c,
+            spec,
+            memory,
+            row: c.b.token_row[t] as usize,
+            pos: c.b.positions[t] as usize,
+            head: first / per_key,
+            q: &q.row(t)[first * dim..][..together * dim],
+            runs: std::array::from_fn(start),
+            out,
+        };
+        match (spec.chosen, spec.entries) {
+            (None, None) => piece.positions(),
+            (None, Some(entries)) => {
+                piece.positions();
+                piece.entries(entries);
             }
+            (Some((list, _)), Some(entries)) => {
+                piece.positions();
+                piece.chosen_entries(list.row(t), entries);
+            }
+            (Some((list, every)), None) => piece.chosen_positions(list.row(t), every),
         }
-        for (h, run) in runs[..per_key].iter().enumerate() {
-            out[h * dv..][..dv].iter_mut().for_each(|o| *o /= run.sum);
+        let Piece { runs, out, .. } = piece;
+        for (run, out) in runs.iter().zip(out.chunks_exact_mut(dv)) {
+            out.iter_mut().for_each(|o| *o /= run.sum);
         }
     });
+}
+
+/// The states that attention reads.
+#[derive(Clone, Copy)]
+struct Memory {
+    keys: StateMem,
+    /// `None` where keys are their own values.
+    values: Option<StateMem>,
+    entries: Option<StateMem>,
+}
+
+impl Memory {
+    fn new(c: &Context<'_>, spec: &Spec<'_>) -> Self {
+        let values = match spec.values {
+            Values::Of(values) => Some(c.state(values)),
+            Values::Keys { .. } => None,
+        };
+        Self { keys: c.state(spec.keys), values, entries: spec.entries.map(|e| c.state(e)) }
+    }
+}
+
+/// The numbers of units before the end of a list.
+fn units(list: &[f32]) -> impl Iterator<Item = usize> {
+    list.iter().map(|unit| unit.to_bits()).take_while(|unit| *unit != u32::MAX).map(|u| u as usize)
+}
+
+/// Some query heads of one token on their way over what they see.
+struct Piece<'a> {
+    c: &'a Context<'a>,
+    spec: Spec<'a>,
+    memory: Memory,
+    row: usize,
+    pos: usize,
+    /// The key head.
+    head: usize,
+    q: &'a [f32],
+    runs: [Running; TOGETHER],
+    out: &'a mut [f32],
+}
+
+impl Piece<'_> {
+    /// Every position in the window, tile by tile.
+    fn positions(&mut self) {
+        let (_, dim, dv) = self.spec.dims();
+        let (head, Memory { keys, values, .. }) = (self.head, self.memory);
+        let visible = self.spec.visible(self.pos);
+        let (first, last) = (*visible.start(), *visible.end());
+        for j in first / BLOCK..=last / BLOCK {
+            let block = self.c.b.block(self.spec.keys.table, self.row, j);
+            self.merge(Tile {
+                // SAFETY: no kernel writes states while attention runs.
+                k: unsafe { keys.read(block, head * dim * BLOCK, dim * BLOCK) },
+                // SAFETY: as above.
+                v: values.as_ref().map(|v| unsafe { v.read(block, head * dv * BLOCK, dv * BLOCK) }),
+                from: first.saturating_sub(j * BLOCK),
+                to: (last + 1 - j * BLOCK).min(BLOCK),
+            });
+        }
+    }
+
+    /// Every entry of whole groups up to the token's position.
+    fn entries(&mut self, state: StateRef) {
+        let Some(memory) = self.memory.entries else { return };
+        let (_, dim, _) = self.spec.dims();
+        let count = (self.pos + 1) / state.every;
+        for j in 0..count.div_ceil(BLOCK) {
+            let block = self.c.b.block(state.table, self.row, j);
+            let at = self.head * dim * BLOCK;
+            // SAFETY: no kernel writes states while attention runs.
+            let k = unsafe { memory.read(block, at, dim * BLOCK) };
+            self.merge(Tile { k, v: None, from: 0, to: (count - j * BLOCK).min(BLOCK) });
+        }
+    }
+
+    fn chosen_entries(&mut self, list: &[f32], state: StateRef) {
+        let Some(memory) = self.memory.entries else { return };
+        let (c, row, count) = (self.c, self.row, (self.pos + 1) / state.every);
+        let place = |e: usize| (c.b.block(state.table, row, e / BLOCK), e % BLOCK);
+        self.gathered((memory, None), units(list).filter(|e| *e < count).map(place));
+    }
+
+    fn chosen_positions(&mut self, list: &[f32], every: usize) {
+        let (c, row, table) = (self.c, self.row, self.spec.keys.table);
+        let place = |p: usize| (c.b.block(table, row, p / BLOCK), p % BLOCK);
+        let positions = self.spec.chosen_positions(self.pos, list, every);
+        self.gathered((self.memory.keys, self.memory.values), positions.map(place));
+    }
+
+    /// Places (a block, and where in it) one after the other, as tiles of their own.
+    #[inline(never)]
+    fn gathered(
+        &mut self,
+        (keys, values): (StateMem, Option<StateMem>),
+        places: impl Iterator<Item = (usize, usize)>,
+    ) {
+        let (_, dim, dv) = self.spec.dims();
+        let head = self.head;
+        let mut buffer = [0.0f32; MOST_GATHERED * BLOCK];
+        let (k, v) = buffer.split_at_mut(dim * BLOCK);
+        let mut filled = 0;
+        for (block, at) in places {
+            // SAFETY: no kernel writes states while attention runs.
+            let from = unsafe { keys.read(block, head * dim * BLOCK, dim * BLOCK) };
+            let columns = k.as_chunks_mut::<BLOCK>().0.iter_mut().zip(from.as_chunks::<BLOCK>().0);
+            columns.for_each(|(k, from)| k[filled] = from[at]);
+            if let Some(values) = values {
+                // SAFETY: as above.
+                let from = unsafe { values.read(block, (head * BLOCK + at) * dv, dv) };
+                v[filled * dv..][..dv].copy_from_slice(from);
+            }
+            filled += 1;
+            if filled == BLOCK {
+                self.merge(Tile { k, v: values.map(|_| &*v), from: 0, to: BLOCK });
+                filled = 0;
+            }
+        }
+        if filled > 0 {
+            self.merge(Tile { k, v: values.map(|_| &*v), from: 0, to: filled });
+        }
+    }
+
+    fn merge(&mut self, tile: Tile<'_>) {
+        let (_, dim, dv) = self.spec.dims();
+        let (scale, softcap) = (self.spec.scale, self.spec.softcap.unwrap_or(0.0));
+        let heads = self.q.chunks_exact(dim).zip(self.out.chunks_exact_mut(dv));
+        for ((q, acc), run) in heads.zip(&mut self.runs) {
+            merge_tile(self.c.isa, run, acc, q, tile, scale, softcap);
+        }
+    }
 }
 
 /// The softmax so far: weights are `e^(score - max)`.
@@ -115,13 +282,19 @@ pub(super) struct Running {
 
 impl Running {
     const START: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// One score without a value; `-inf` is none.
+    fn from(sink: f32) -> Self {
+        if sink == f32::NEG_INFINITY { Self::START } else { Self { max: sink, sum: 1.0 } }
+    }
 }
 
-/// One block of keys `[dim, BLOCK]` and values `[BLOCK, dv]`, of which `from..to` are visible.
+/// One block of keys `[dim, BLOCK]` and values `[BLOCK, dv]`, of which `from..to` are visible. Without values, the first
+/// numbers of each key are its value.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
     k: &'a [f32],
-    v: &'a [f32],
+    v: Option<&'a [f32]>,
     from: usize,
     to: usize,
 }
@@ -157,13 +330,16 @@ per_isa! {
         let keep = exp(run.max - max);
         run.sum = run.sum * keep + fold(lane);
         run.max = max;
-        weigh_values(acc, keep, &s, tile);
+        match tile.v {
+            Some(v) => weigh_values(acc, keep, &s, v, tile.from..tile.to),
+            None => weigh_keys(acc, keep, &s, tile),
+        }
     }
 }
 
 /// `q . k[:, p]` for each position of a tile.
 #[inline(always)]
-fn scores(q: &[f32], k: &[f32]) -> [f32; BLOCK] {
+pub(super) fn scores(q: &[f32], k: &[f32]) -> [f32; BLOCK] {
     let mut a = [0.0f32; LANES];
     let mut b = [0.0f32; LANES];
     for (q, k) in q.iter().zip(k.as_chunks::<BLOCK>().0) {
@@ -176,20 +352,20 @@ fn scores(q: &[f32], k: &[f32]) -> [f32; BLOCK] {
 
 /// `acc = acc * keep + sum over visible p of s[p] * v[p]`
 #[inline(always)]
-fn weigh_values(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], tile: Tile<'_>) {
+fn weigh_values(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], v: &[f32], seen: Range<usize>) {
     let dv = acc.len();
     let (wide, rest) = acc.as_chunks_mut::<{ 2 * LANES }>();
     for (i, acc) in wide.iter_mut().enumerate() {
-        weigh_lanes(acc, keep, s, tile, (dv, i * 2 * LANES));
+        weigh_lanes(acc, keep, s, (v, &seen), (dv, i * 2 * LANES));
     }
     let (half, rest) = rest.as_chunks_mut::<LANES>();
     let at = dv - half.len() * LANES - rest.len();
     for acc in half {
-        weigh_lanes(acc, keep, s, tile, (dv, at));
+        weigh_lanes(acc, keep, s, (v, &seen), (dv, at));
     }
     let at = dv - rest.len();
     for (i, acc) in rest.iter_mut().enumerate() {
-        weigh_lanes(std::array::from_mut(acc), keep, s, tile, (dv, at + i));
+        weigh_lanes(std::array::from_mut(acc), keep, s, (v, &seen), (dv, at + i));
     }
 }
 
@@ -199,12 +375,12 @@ fn weigh_lanes<const N: usize>(
     acc: &mut [f32; N],
     keep: f32,
     s: &[f32; BLOCK],
-    tile: Tile<'_>,
+    (v, seen): (&[f32], &Range<usize>),
     (dv, at): (usize, usize),
 ) {
     let mut sum = acc.map(|a| a * keep);
-    for (p, weight) in s.iter().enumerate().take(tile.to).skip(tile.from) {
-        let v: &[f32; N] = tile.v[p * dv + at..].first_chunk().expect("in the tile");
+    for (p, weight) in s.iter().enumerate().take(seen.end).skip(seen.start) {
+        let v: &[f32; N] = v[p * dv + at..].first_chunk().expect("in the tile");
         for (sum, v) in sum.iter_mut().zip(v) {
             *sum = weight.mul_add(*v, *sum);
         }
@@ -212,42 +388,79 @@ fn weigh_lanes<const N: usize>(
     *acc = sum;
 }
 
-/// The plain twin of [`attention`]: two passes over the visible positions.
-pub(super) fn reference(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
-    let Values::Of(values) = spec.values else { todo!() };
-    let (keys, values) = (c.state(spec.keys), c.state(values));
-    let (kv_heads, dim, dv) = spec.dims();
-    let per_key = spec.heads / kv_heads;
-    for (t, h) in (0..q.rows).flat_map(|t| (0..spec.heads).map(move |h| (t, h))) {
-        let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
-        let at = |p: usize| (c.b.block(spec.keys.table, row, p / BLOCK), p % BLOCK);
-        let score = |p: usize| {
-            let q = &q.row(t)[h * dim..][..dim];
-            let s = spec.scale
-                * q.iter()
-                    .enumerate()
-                    .map(|(d, q)| q * key(keys, at(p), h / per_key, d, dim))
-                    .sum::<f32>();
-            spec.softcap.map_or(s, |c| c * (s / c).tanh())
-        };
-        let max = spec.visible(pos).map(score).fold(f32::NEG_INFINITY, f32::max);
-        let sum: f32 = spec.visible(pos).map(|p| (score(p) - max).exp()).sum();
-        // SAFETY: one thread, one piece at a time.
-        let out = unsafe { out.piece(t, h * dv, dv) };
-        for (d, o) in out.iter_mut().enumerate() {
-            let weighed =
-                |p| (score(p) - max).exp() / sum * value(values, at(p), h / per_key, d, dv);
-            *o = spec.visible(pos).map(weighed).sum();
+/// [`weigh_values`] of values that lie in the rows of the keys: each row's sum is one of lanes.
+#[inline(always)]
+fn weigh_keys(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], tile: Tile<'_>) {
+    let whole = tile.from == 0 && tile.to == BLOCK;
+    for (acc, k) in acc.iter_mut().zip(tile.k.as_chunks::<BLOCK>().0) {
+        let mut k = *k;
+        if !whole {
+            // What is not visible may be anything, and 0 times that not 0.
+            k[..tile.from].fill(0.0);
+            k[tile.to..].fill(0.0);
         }
+        let lane = std::array::from_fn(|l| k[LANES + l].mul_add(s[LANES + l], k[l] * s[l]));
+        *acc = acc.mul_add(keep, fold(lane));
     }
 }
 
-fn key(mem: StateMem, (block, at): (usize, usize), head: usize, d: usize, dim: usize) -> f32 {
-    // SAFETY: no kernel writes states while attention runs.
-    unsafe { mem.read(block, (head * dim + d) * BLOCK + at, 1)[0] }
+/// Where a reference looks: in the entries or the keys, the block, and the place in it.
+type Place = (bool, usize, usize);
+
+/// Everything that token `t` sees, in order.
+fn places(c: &Context<'_>, spec: &Spec<'_>, t: usize) -> Vec<Place> {
+    let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
+    let at = |state: StateRef, n: usize| (c.b.block(state.table, row, n / BLOCK), n % BLOCK);
+    let key = |p: usize| (false, at(spec.keys, p).0, at(spec.keys, p).1);
+    let Some(entries) = spec.entries else {
+        return match spec.chosen {
+            None => spec.visible(pos).map(key).collect(),
+            Some((list, every)) => {
+                spec.chosen_positions(pos, list.row(t), every).map(key).collect()
+            }
+        };
+    };
+    let mut seen: Vec<usize> = (0..(pos + 1) / entries.every).collect();
+    if let Some((list, _)) = spec.chosen {
+        let chosen: Vec<usize> = units(list.row(t)).collect();
+        seen.retain(|e| chosen.contains(e));
+    }
+    let entry = |e: usize| (true, at(entries, e).0, at(entries, e).1);
+    spec.visible(pos).map(key).chain(seen.into_iter().map(entry)).collect()
 }
 
-fn value(mem: StateMem, (block, at): (usize, usize), head: usize, d: usize, dim: usize) -> f32 {
-    // SAFETY: no kernel writes states while attention runs.
-    unsafe { mem.read(block, (head * BLOCK + at) * dim + d, 1)[0] }
+/// The plain twin of [`attention`]: two passes over what a token sees.
+pub(super) fn reference(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
+    let memory = Memory::new(c, &spec);
+    let (kv_heads, dim, dv) = spec.dims();
+    let per_key = spec.heads / kv_heads;
+    for (t, h) in (0..q.rows).flat_map(|t| (0..spec.heads).map(move |h| (t, h))) {
+        let places = places(c, &spec, t);
+        let number = |&(entry, block, at): &Place, d: usize| {
+            let mem = if entry { memory.entries.unwrap_or(memory.keys) } else { memory.keys };
+            // SAFETY: no kernel writes states while attention runs.
+            unsafe { mem.read(block, (h / per_key * dim + d) * BLOCK + at, 1)[0] }
+        };
+        let value = |place: &Place, d: usize| match memory.values {
+            // SAFETY: as above.
+            Some(v) => unsafe { v.read(place.1, (h / per_key * BLOCK + place.2) * dv + d, 1)[0] },
+            None => number(place, d),
+        };
+        let q = &q.row(t)[h * dim..][..dim];
+        let score = |place: &Place| {
+            let dot: f32 = q.iter().enumerate().map(|(d, q)| q * number(place, d)).sum();
+            spec.softcap.map_or(spec.scale * dot, |c| c * (spec.scale * dot / c).tanh())
+        };
+        let mut weights: Vec<f32> = places.iter().map(score).collect();
+        let sink = spec.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
+        let max = weights.iter().copied().fold(sink, f32::max);
+        weights.iter_mut().for_each(|weight| *weight = (*weight - max).exp());
+        let sum = (sink - max).exp() + weights.iter().sum::<f32>();
+        // SAFETY: one thread, one piece at a time.
+        let out = unsafe { out.piece(t, h * dv, dv) };
+        for (d, o) in out.iter_mut().enumerate() {
+            let seen = weights.iter().zip(&places);
+            *o = seen.map(|(weight, place)| weight / sum * value(place, d)).sum();
+        }
+    }
 }

@@ -126,7 +126,7 @@ fn run_fast(c: &Context<'_>, node: usize) {
             let (q, spec) = c.attention(op);
             attention::attention(c, q, spec, &c.out(node));
         }
-        Op::Select { .. } => select::select(c, c.select(op), &c.out(node)),
+        Op::Select { .. } => select::select(c, c.select(op), node, &c.out(node)),
         Op::Pool { x, gate, bias, state, every, overlap } => {
             let (x, gate, bias) = (c.get(x), c.get(gate), c.vector(bias));
             let pooled = Pooled { x, gate, bias, every, overlap };

@@ -144,7 +144,8 @@ impl Device for CpuDevice {
     }
 
     fn scratch_bytes(&self, plan: &Plan, node: usize, rows: usize) -> usize {
-        linear::scratch_bytes(plan, node, rows, self.options.exact)
+        let products = linear::scratch_bytes(plan, node, rows, self.options.exact);
+        products.max(select::scratch_bytes(plan, node, rows))
     }
 
     fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {

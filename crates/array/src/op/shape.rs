@@ -16,6 +16,9 @@ pub const MOST_TAPS: usize = 8;
 /// The most query heads that share a key head.
 pub const MOST_SHARED_HEADS: usize = 128;
 
+/// The most numbers of a key, and of its value if it has one of its own, where keys are chosen.
+pub const MOST_GATHERED: usize = 1024;
+
 type Checked = Result<Shape, String>;
 
 impl Op {
@@ -213,6 +216,10 @@ impl Op {
                     ensure(every > 0 && unit == every, || {
                         format!("a choice of every {every}, entries of every {unit}")
                     })?;
+                    let numbers = gathered(keys, values);
+                    ensure(numbers <= MOST_GATHERED, || {
+                        format!("a choice of keys of {numbers}, at most {MOST_GATHERED}")
+                    })?;
                 }
                 Ok(s)
             }
@@ -311,6 +318,19 @@ impl Op {
             _ => unreachable!("another rule's operation"),
         }
     }
+}
+
+/// Numbers of a key, and of its value if it has one of its own.
+fn gathered(keys: StateRef, values: Values) -> usize {
+    let dim = |kind| match kind {
+        StateKind::Keys { dim, .. } | StateKind::Values { dim, .. } => dim,
+        StateKind::Slots { .. } => 0,
+    };
+    let own = match values {
+        Values::Of(values) => dim(values.kind),
+        Values::Keys { .. } => 0,
+    };
+    dim(keys.kind) + own
 }
 
 /// The most streams of hyper-connections.

@@ -301,6 +301,13 @@ pub struct Choice<'s> {
     every: usize,
 }
 
+impl<'s> Choice<'s> {
+    /// Their numbers in rising order as the bits of u32, then `u32::MAX`: `[T, k]`.
+    pub fn list(self) -> Tensor<'s> {
+        self.list
+    }
+}
+
 /// What queries look at.
 #[derive(Clone, Copy)]
 pub struct Seen<'a, 's> {

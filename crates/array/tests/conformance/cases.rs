@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use longrun_array::{
-    AttentionSpec, DecayCurve, Delta, DeltaHeads, ExpertsUp, Format, Glu, Map, Record, RopeHeads,
-    Runtime, Scoring, State, StateKind, Step, Tensor, Weight,
+    ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime, Scoring, State, StateKind, Step,
+    Tensor, Weight,
 };
 
-use crate::common::{IDS, MOST_ROWS, MOST_WINDOW, Rng, SLOTS, WIDTHS, random_matrix, spec};
+use crate::common::{IDS, MOST_ROWS, Rng, WIDTHS, random_matrix, spec};
 
 /// Where a case makes its weights and states.
 pub(crate) struct Rig {
@@ -23,13 +23,20 @@ pub(crate) type Case = fn(&mut Rig) -> Model;
 /// The step of a case; its tensor is the result.
 pub(crate) struct Model(Box<dyn for<'s> Fn(Step<'s>) -> Tensor<'s>>);
 
+impl Model {
+    /// Writes the step as a part of another.
+    pub(crate) fn tensor<'s>(&self, step: Step<'s>) -> Tensor<'s> {
+        (self.0)(step)
+    }
+}
+
 impl Record for Model {
     fn record<'s>(&self, step: Step<'s>) {
         step.emit((self.0)(step));
     }
 }
 
-fn model(f: impl for<'s> Fn(Step<'s>) -> Tensor<'s> + 'static) -> Model {
+pub(crate) fn model(f: impl for<'s> Fn(Step<'s>) -> Tensor<'s> + 'static) -> Model {
     Model(Box::new(f))
 }
 
@@ -42,26 +49,51 @@ impl Rig {
         Self { rt, rng, states: Vec::new() }
     }
 
-    fn matrix(&mut self, format: Format, experts: usize, rows: usize, cols: usize) -> Weight {
+    pub(crate) fn matrix(
+        &mut self,
+        format: Format,
+        experts: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Weight {
         random_matrix(&self.rt, &mut self.rng, spec(format, experts, rows, cols)).0
     }
 
     /// What tokens look their `cols` numbers up in.
-    fn table(&mut self, cols: usize) -> Weight {
+    pub(crate) fn table(&mut self, cols: usize) -> Weight {
         self.matrix(Format::F32, 1, IDS, cols)
     }
 
-    fn vector(&mut self, len: usize, low: f32, high: f32) -> Weight {
+    pub(crate) fn vector(&mut self, len: usize, low: f32, high: f32) -> Weight {
         Weight::vector(&self.rt, "vector", &self.rng.floats(len, low, high)).unwrap()
     }
 
-    fn state(&mut self, kind: StateKind, units: usize, table: usize) -> Arc<State> {
+    pub(crate) fn state(&mut self, kind: StateKind, units: usize, table: usize) -> Arc<State> {
         let state = Arc::new(State::new(&self.rt, kind, units, table).unwrap());
         self.states.push(state.clone());
         state
     }
 
-    fn cache(&mut self, heads: usize, dim: usize, dv: usize, table: usize) -> [Arc<State>; 2] {
+    /// Keys without values.
+    pub(crate) fn keys(&mut self, kind: StateKind, table: usize) -> Arc<State> {
+        self.state(kind, MOST_ROWS * WIDTHS[table], table)
+    }
+
+    /// A state with an entry for each `every` tokens, with room for the longest sequence.
+    pub(crate) fn entries(&mut self, kind: StateKind, every: usize) -> Arc<State> {
+        let blocks = MOST_ROWS * WIDTHS[0];
+        let state = Arc::new(State::entries(&self.rt, kind, blocks, 0, every).unwrap());
+        self.states.push(state.clone());
+        state
+    }
+
+    pub(crate) fn cache(
+        &mut self,
+        heads: usize,
+        dim: usize,
+        dv: usize,
+        table: usize,
+    ) -> [Arc<State>; 2] {
         let blocks = MOST_ROWS * WIDTHS[table];
         let kinds = [StateKind::Keys { heads, dim }, StateKind::Values { heads, dim: dv }];
         kinds.map(|kind| self.state(kind, blocks, table))
@@ -69,7 +101,7 @@ impl Rig {
 }
 
 /// The sum of some tensors of one shape.
-fn sum<'s>(parts: impl IntoIterator<Item = Tensor<'s>>) -> Tensor<'s> {
+pub(crate) fn sum<'s>(parts: impl IntoIterator<Item = Tensor<'s>>) -> Tensor<'s> {
     parts.into_iter().reduce(|a, b| a + b).unwrap()
 }
 
@@ -254,79 +286,16 @@ pub(crate) fn write_kv(rig: &mut Rig) -> Model {
     let (heads, dim, dv) = (rig.rng.int(1, 3), rig.rng.int(1, 30), rig.rng.int(1, 30));
     let table = rig.table(heads * (dim + dv));
     let states: Vec<_> = [0, 1].map(|table| rig.cache(heads, dim, dv, table)).into();
+    let kind = StateKind::Keys { heads, dim };
+    let entries = [rig.rng.int(2, 5), 64].map(|every| rig.entries(kind, every));
     model(move |step| {
         let x = step.ids().embed(&table, 1.0);
         let [k, v] = x.split([heads * dim, heads * dv]);
         for [keys, values] in &states {
             let _ = (step.open(keys).write(k), step.open(values).write(v));
         }
+        entries.iter().for_each(|state| drop(step.open(state).write(k)));
         x
-    })
-}
-
-pub(crate) fn attention(rig: &mut Rig) -> Model {
-    let (kv, shared) = (rig.rng.int(1, 2), rig.rng.int(1, 3));
-    let (dim, dv, heads) = (rig.rng.int(3, 40), rig.rng.int(3, 40), kv * shared);
-    let window = rig.rng.int(1, MOST_WINDOW);
-    let table = rig.table(heads * dim + kv * (dim + dv));
-    let [full, ring] = [0, 1].map(|table| rig.cache(kv, dim, dv, table));
-    model(move |step| {
-        let x = step.ids().embed(&table, 2.0);
-        let [q, k, v] = x.split([heads * dim, kv * dim, kv * dv]);
-        let attend = |[keys, values]: &[Arc<State>; 2], window, softcap| {
-            let (keys, values) = (step.open(keys).write(k), step.open(values).write(v));
-            q.attend(&keys, &values, AttentionSpec { heads, scale: 0.3, window, softcap })
-        };
-        attend(&full, None, None) + attend(&ring, Some(window), Some(5.0))
-    })
-}
-
-pub(crate) fn conv(rig: &mut Rig) -> Model {
-    let cols = rig.rng.int(1, 150);
-    let table = rig.table(cols);
-    let layers: Vec<_> = (2..=4)
-        .map(|taps| {
-            let len = (taps - 1) * cols;
-            let state = rig.state(StateKind::Slots { len }, SLOTS, 0);
-            (rig.vector(taps * cols, -1.0, 1.0), state)
-        })
-        .collect();
-    model(move |step| {
-        let x = step.ids().embed(&table, 2.0);
-        let maps = [Map::Silu, Map::Scale(1.0), Map::GeluTanh];
-        let convolve = |((taps, state), f)| {
-            let (taps, state): (&Weight, &Arc<State>) = (taps, state);
-            x.conv(taps, None, step.open(state), f).0
-        };
-        sum(layers.iter().map(|(taps, state)| (taps, state)).zip(maps).map(convolve))
-    })
-}
-
-pub(crate) fn decay(rig: &mut Rig) -> Model {
-    let cols = rig.rng.int(1, 40);
-    let (table, neg_a) = (rig.table(cols), rig.vector(cols, -1.0, 0.0));
-    let bias = rig.vector(cols, -1.0, 1.0);
-    let sums = rig.state(StateKind::Slots { len: 2 * cols }, SLOTS, 0);
-    model(move |step| {
-        step.ids().embed(&table, 3.0).decay(&neg_a, &bias, step.open(&sums), DecayCurve::Softplus).0
-    })
-}
-
-pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
-    let (hk, shared) = (rig.rng.int(1, 2), rig.rng.int(1, 3));
-    let heads = DeltaHeads { hk, hv: hk * shared, dk: rig.rng.int(2, 24), dv: rig.rng.int(1, 70) };
-    let (hv, keys, values) = (heads.hv, heads.keys(), heads.values());
-    let table = rig.table(2 * keys + values + 2 * hv);
-    let (neg_a, bias) = (rig.vector(hv, -0.2, -0.01), rig.vector(hv, -1.0, 1.0));
-    let state = rig.state(StateKind::Slots { len: hv * heads.dk * heads.dv }, SLOTS, 0);
-    let sums = rig.state(StateKind::Slots { len: 2 * hv }, SLOTS, 0);
-    model(move |step| {
-        let x = step.ids().embed(&table, 1.0);
-        let [q, k, v, a, b] = x.split([keys, keys, values, hv, hv]);
-        let [q, k] = [q, k].map(|x| x.unit_norm(heads.dk, 1e-6, 1.0));
-        let (decay, _) = a.decay(&neg_a, &bias, step.open(&sums), DecayCurve::Softplus);
-        let beta = b.apply(Map::Sigmoid);
-        Delta { q, k, v, decay, beta }.rule(heads, step.open(&state)).0
     })
 }
 

@@ -20,7 +20,9 @@ pub enum Family {
     Qwen35,
     Qwen35Moe,
     Phi3,
+    SeedOss,
     Olmo2,
+    Olmo3,
     Glm4,
     Glm4Moe,
     Ministral3,
@@ -33,6 +35,7 @@ pub enum Family {
     Mamba2,
     NemotronH,
     FalconH1,
+    Granite,
     GraniteMoeHybrid,
     Gemma4,
     DeepSeekV4,
@@ -46,11 +49,11 @@ use Family as F;
 
 impl Family {
     /// Every family with its `model_type` names; the first is the one that people use.
-    pub const NAMES: [(Self, &'static [&'static str]); 32] = [
+    pub const NAMES: [(Self, &'static [&'static str]); 35] = [
         (F::Llama, &["llama"]),
         (F::Mistral, &["mistral"]),
-        (F::Qwen2, &["qwen2"]),
-        (F::Qwen3, &["qwen3"]),
+        (F::Qwen2, &["qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"]),
+        (F::Qwen3, &["qwen3", "qwen3_vl_text"]),
         (F::Qwen3Moe, &["qwen3_moe"]),
         (F::SmolLm3, &["smollm3"]),
         (F::Qwen2Moe, &["qwen2_moe"]),
@@ -61,7 +64,9 @@ impl Family {
         (F::Qwen35, &["qwen3_5", "qwen3_5_text"]),
         (F::Qwen35Moe, &["qwen3_5_moe", "qwen3_5_moe_text"]),
         (F::Phi3, &["phi3"]),
+        (F::SeedOss, &["seed_oss"]),
         (F::Olmo2, &["olmo2"]),
+        (F::Olmo3, &["olmo3"]),
         (F::Glm4, &["glm4"]),
         (F::Glm4Moe, &["glm4_moe"]),
         (F::Ministral3, &["ministral3"]),
@@ -74,6 +79,7 @@ impl Family {
         (F::Mamba2, &["mamba2"]),
         (F::NemotronH, &["nemotron_h"]),
         (F::FalconH1, &["falcon_h1"]),
+        (F::Granite, &["granite", "granitemoe", "granitemoeshared"]),
         (F::GraniteMoeHybrid, &["granitemoehybrid"]),
         (F::Gemma4, &["gemma4", "gemma4_text"]),
         (F::DeepSeekV4, &["deepseek_v4"]),
@@ -106,9 +112,19 @@ impl Family {
         matches!(self, F::Gemma2 | F::Gemma3)
     }
 
-    /// Queries, keys and values have biases, and the output has none.
+    /// Queries, keys and values have biases if nothing is said.
     pub(super) fn has_qkv_bias(self) -> bool {
-        matches!(self, F::Qwen2 | F::Qwen2Moe)
+        matches!(self, F::Qwen2 | F::Qwen2Moe | F::Glm4 | F::SeedOss | F::GptOss)
+    }
+
+    /// The output of attention has no bias, even where queries, keys and values have some.
+    pub(super) fn has_plain_output(self) -> bool {
+        matches!(self, F::Qwen2 | F::Qwen2Moe | F::Glm4 | F::Glm4Moe | F::SeedOss)
+    }
+
+    /// The expert that serves every token has a gate on it.
+    pub(crate) fn gates_shared_expert(self) -> bool {
+        matches!(self, F::Qwen2Moe | F::Qwen3Next | F::Qwen35Moe)
     }
 
     pub(super) fn has_experts(self) -> bool {
@@ -121,6 +137,21 @@ impl Family {
     pub(super) fn routes_by_sigmoid(self) -> bool {
         matches!(self, F::Glm4Moe | F::MiniMaxM2 | F::DeepSeekV3 | F::DeepSeekV32)
             || matches!(self, F::KimiLinear | F::NemotronH | F::Glm5Next)
+    }
+
+    /// Keys and values of all heads are made from one latent.
+    pub(super) fn is_latent(self) -> bool {
+        matches!(self, F::DeepSeekV3 | F::DeepSeekV32 | F::KimiLinear | F::Glm5Next)
+    }
+
+    /// An indexer chooses what attention looks at.
+    pub(super) fn has_indexer(self) -> bool {
+        matches!(self, F::DeepSeekV32 | F::DeepSeekV4 | F::Glm5Next)
+    }
+
+    /// Layers of the delta rule with a decay for each channel of a key.
+    pub(super) fn is_kda(self) -> bool {
+        matches!(self, F::KimiLinear | F::Glm5Next)
     }
 
     /// Layers of the gated delta rule with one decay a head.

@@ -1,6 +1,9 @@
 //! Reading single fields of a config.
 //!
-//! Owns the checks of type and range, and messages that name the field.
+//! Owns the checks of type and range, messages that name the field, and the memory of which fields were read.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
@@ -13,10 +16,23 @@ const MOST: usize = 1 << 20;
 pub(crate) struct Fields<'a> {
     pub(super) text: &'a Value,
     pub(super) outer: &'a Value,
+    read: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Fields<'a> {
+    pub(super) fn new(text: &'a Value, outer: &'a Value) -> Self {
+        Self { text, outer, read: RefCell::default() }
+    }
+
+    /// Whether anybody has asked for this field.
+    pub(super) fn was_read(&self, name: &str) -> bool {
+        self.read.borrow().contains(name)
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        if !self.was_read(name) {
+            self.read.borrow_mut().insert(name.to_owned());
+        }
         let value = self.text.get(name).or_else(|| self.outer.get(name));
         value.filter(|v| !v.is_null())
     }
@@ -74,6 +90,18 @@ impl<'a> Fields<'a> {
         match (x as f32).is_normal() && x > 0.0 {
             true => Ok(Some(x as f32)),
             false => Err(Error::file(format!("{x} is not a number above 0")).at(name)),
+        }
+    }
+
+    /// Takes a field that changes nothing: absent, false, or this number.
+    pub(super) fn neutral(&self, name: &str, number: f64) -> Result<()> {
+        match self.get(name) {
+            None | Some(Value::Bool(false)) => Ok(()),
+            Some(value) if value.as_f64() == Some(number) => Ok(()),
+            Some(value) => {
+                let what = format!("{value} would change the maths, and is not known here");
+                Err(Error::unsupported(what).at(name))
+            }
         }
     }
 

@@ -3,20 +3,27 @@
 //! Owns the names that different writers use (original checkpoints, transformers 5, MLX, GGUF metadata translated by
 //! [`crate::checkpoint`]) and their defaults. Refuses what would change the maths and is not known here.
 
+mod acting;
 mod attention;
+mod conv;
 mod delta;
 mod family;
 mod fields;
 mod mla;
 mod moe;
+mod multipliers;
+mod ssm;
 
 use serde_json::Value;
 
-pub use delta::DeltaConfig;
+pub use conv::ConvConfig;
+pub use delta::{DeltaConfig, KdaConfig};
 pub use family::Family;
 pub(crate) use fields::Fields;
-pub use mla::MlaConfig;
+pub use mla::{IndexerConfig, MlaConfig};
 pub use moe::MoeConfig;
+pub use multipliers::Multipliers;
+pub use ssm::{SsmConfig, SsmGate};
 
 use crate::error::{Error, Result};
 use crate::rope::RopeSpec;
@@ -28,8 +35,12 @@ pub enum Mixer {
     Full,
     /// Attention over a window.
     Sliding,
-    /// Gated delta rule.
+    /// A recurrence: a gated delta rule, a selective scan or a short convolution.
     Linear,
+    /// Nothing: the layer is an MLP.
+    Mlp,
+    /// Nothing: the layer is a mixture of experts.
+    Experts,
 }
 
 /// A model's shape.
@@ -65,19 +76,25 @@ pub struct Config {
     pub mlp_bias: bool,
     /// Factor on attention scores.
     pub scale: f32,
+    /// Queries are times `1 + beta ln(1 + floor(position / every))`: `(beta, every)`.
+    pub query_growth: Option<(f32, usize)>,
+    /// Norms over heads, or over all heads at once where the family has these.
+    pub qk_norms: bool,
     pub softcap: Option<f32>,
     pub final_softcap: Option<f32>,
     /// Norm weights are stored less 1.
     pub norms_less_one: bool,
     pub moe: Option<MoeConfig>,
     pub delta: Option<DeltaConfig>,
+    pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
+    pub indexer: Option<IndexerConfig>,
+    pub kda: Option<KdaConfig>,
+    pub ssm: Option<SsmConfig>,
+    pub multipliers: Multipliers,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
-
-/// The most tokens that a context may be made for: ten million are known.
-const MOST_CONTEXT: usize = 1 << 24;
 
 impl Config {
     /// Reads a `config.json`; a vision checkpoint gives its text part.
@@ -85,36 +102,49 @@ impl Config {
     /// # Errors
     /// A field is missing, impossible or unknown and would change the maths; the message names it.
     pub fn new(json: &Value) -> Result<Self> {
-        Self::read(json).map_err(|e| e.at("config.json"))
+        let f = Self::fields(json);
+        let config = Self::read(&f).and_then(|config| {
+            acting::all_is_read(&f, config.family.name())?;
+            Ok(config)
+        });
+        config.map_err(|e| e.at("config.json"))
     }
 
-    fn read(json: &Value) -> Result<Self> {
+    /// Reads a config that may have fields of other families.
+    ///
+    /// # Errors
+    /// A field is missing or impossible; the message names it.
+    pub fn loose(json: &Value) -> Result<Self> {
+        Self::read(&Self::fields(json)).map_err(|e| e.at("config.json"))
+    }
+
+    fn fields(json: &Value) -> Fields<'_> {
         let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
-        let f = Fields { text, outer: json };
+        Fields::new(text, json)
+    }
+
+    fn read(f: &Fields<'_>) -> Result<Self> {
         let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
         let family = Family::of(name).map_err(|e| e.at("model_type"))?;
-        let [hidden, layers, heads] =
-            [f.size("hidden_size")?, f.size("num_hidden_layers")?, f.size("num_attention_heads")?];
-        let kv_heads = f.size_or("num_key_value_heads", heads)?;
-        let head_dim = f.size_or("head_dim", hidden / heads)?;
-        if !heads.is_multiple_of(kv_heads) {
-            let what = format!("{heads} heads can't share {kv_heads} key heads");
-            return Err(Error::file(what).at("num_key_value_heads"));
-        }
-        if !head_dim.is_multiple_of(2) {
-            let what = format!("{head_dim} columns of a head can't be rotated in pairs");
-            return Err(Error::file(what).at("head_dim"));
-        }
-        check_activation(&f, family)?;
+        let [hidden, layers] = [f.size("hidden_size")?, ssm::layers(f, family)?];
+        let [heads, kv_heads, head_dim] = attention::heads(f, family, hidden)?;
+        check_activation(f, family)?;
+        attention::check_gate(f, family)?;
         // Where windows are switched off, some writers leave a 0.
         let off = !f.bool_or("use_sliding_window", true)?;
         let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
         let window = if off { None } else { f.size_opt("sliding_window")? };
-        let mixers = attention::mixers(&f, family, layers, window)?;
-        let (rope, sliding_rope) = attention::ropes(&f, family, head_dim)?;
-        let rotates = attention::rotates(&f, family, layers)?;
+        let rotates = attention::rotates(f, family, layers)?;
+        let mixers = attention::mixers(f, family, &rotates, window)?;
+        let eps = attention::eps(f, family)?;
+        let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
+        let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
+        let context = attention::context(f, family)?;
+        let (rope, sliding_rope) = attention::ropes(f, family, rotated, context)?;
+        let (attention_bias, output_bias) = attention::biases(f, family)?;
         let gemma = family.is_gemma();
-        let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
+        let scalar = if gemma { f.positive("query_pre_attn_scalar")? } else { None };
+        let scalar = scalar.map_or(head_dim as f64, f64::from);
         let shifted = f.bool_or("norm_weight_shifted", false)?;
         Ok(Self {
             family,
@@ -123,30 +153,44 @@ impl Config {
             heads,
             kv_heads,
             head_dim,
-            intermediate: f.size_or("intermediate_size", hidden)?,
+            intermediate: match family {
+                Family::Lfm2 => conv::inner_width(f, hidden)?,
+                _ => moe::dense_intermediate(f, family, hidden)?,
+            },
             vocab: f.size("vocab_size")?,
-            eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6),
-            context: f.size_up_to("max_position_embeddings", MOST_CONTEXT)?.unwrap_or(4096),
-            tied: f.bool_or("tie_word_embeddings", gemma)?,
+            eps,
+            context,
+            tied: tied(f, family)?,
             mixers,
             window,
             rope,
             sliding_rope,
             rotates,
-            rope_interleaved: f.bool_or("rope_interleaved", false)?,
-            attention_bias: f.bool_or("attention_bias", family.has_qkv_bias())?,
-            output_bias: f.bool_or("attention_bias", false)? && !family.has_qkv_bias(),
+            rope_interleaved: f.bool_or("rope_interleaved", family == Family::Glm4)?,
+            attention_bias,
+            output_bias,
             mlp_bias: f.bool_or("mlp_bias", false)?,
-            scale: if gemma { scalar.powf(-0.5) as f32 } else { (head_dim as f32).powf(-0.5) },
+            scale: match multipliers::scale(f, family, head_dim)? {
+                Some(scale) => scale,
+                None if gemma => scalar.powf(-0.5) as f32,
+                None => (head_dim.max(1) as f32).powf(-0.5),
+            },
+            query_growth: attention::query_growth(f, family)?,
+            qk_norms: attention::qk_norms(f, family)?,
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
             norms_less_one: (gemma || family.is_delta_hybrid()) && !shifted,
-            moe: match family.has_experts() {
-                true => Some(moe::moe(&f, family, layers)?),
+            moe: match moe::has_experts(f, family)? {
+                true => Some(moe::moe(f, family, layers)?),
                 false => None,
             },
-            delta: if family.is_delta_hybrid() { Some(delta::delta(&f)?) } else { None },
-            mla: if f.get("kv_lora_rank").is_some() { Some(mla::mla(&f)?) } else { None },
+            delta: if family.is_delta_hybrid() { Some(delta::delta(f)?) } else { None },
+            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
+            mla,
+            indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
+            kda: if family.is_kda() { Some(delta::kda(f, family)?) } else { None },
+            ssm: ssm::ssm(f, family, hidden)?,
+            multipliers: multipliers::multipliers(f, family)?,
             eos: ids(f.get("eos_token_id"))?,
         })
     }
@@ -168,10 +212,26 @@ pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
     }
 }
 
+fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {
+    if family == Family::Lfm2 && f.get("tie_embedding").is_some() {
+        return f.bool_or("tie_embedding", true);
+    }
+    f.bool_or("tie_word_embeddings", family.is_gemma() || family == Family::Lfm2)
+}
+
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {
-    let name = f.str("hidden_activation")?.or(f.str("hidden_act")?);
     let gemma = family.is_gemma();
-    match name {
+    if family == Family::NemotronH {
+        let name = f.str("mlp_hidden_act")?.unwrap_or("relu2");
+        return match name {
+            "relu2" => Ok(()),
+            other => {
+                let what = format!("activation \"{other}\" is not known for {}", family.name());
+                Err(Error::unsupported(what).at("mlp_hidden_act"))
+            }
+        };
+    }
+    match f.str("hidden_activation")?.or(f.str("hidden_act")?) {
         None => Ok(()),
         Some("silu" | "swish") if !gemma => Ok(()),
         Some("gelu_pytorch_tanh" | "gelu_tanh") if gemma => Ok(()),

@@ -1,6 +1,6 @@
 //! What a config says of experts, in the words of all families.
 
-use longrun_array::{Groups, Score, Scoring};
+use longrun_array::{Glu, Groups, Map, Score, Scoring};
 use serde_json::Value;
 
 use super::Family;
@@ -18,10 +18,14 @@ pub struct MoeConfig {
     pub intermediate: usize,
     /// The inner width of the expert that serves every token; 0 without.
     pub shared_intermediate: usize,
+    /// Columns that experts work on where they are fewer than the model's.
+    pub latent: Option<usize>,
     /// How logits become weights.
     pub scoring: Scoring,
     /// Whether each layer has experts, or a plain MLP.
     pub sparse: Vec<bool>,
+    /// What an expert's gate does.
+    pub f: Glu,
 }
 
 /// The first of these names that the config has.
@@ -34,9 +38,29 @@ fn any(f: &Fields<'_>, names: &[&str]) -> Result<usize> {
     Err(f.missing(names[0]))
 }
 
+/// The inner width of an MLP without experts.
+pub(super) fn dense_intermediate(f: &Fields<'_>, family: Family, hidden: usize) -> Result<usize> {
+    match family {
+        Family::GraniteMoeHybrid => f.size_or("shared_intermediate_size", hidden),
+        _ => f.size_or("intermediate_size", hidden),
+    }
+}
+
+/// Whether there are experts; some families leave them out.
+pub(super) fn has_experts(f: &Fields<'_>, family: Family) -> Result<bool> {
+    match family {
+        Family::Granite | Family::GraniteMoeHybrid => {
+            Ok(f.count("num_local_experts")?.is_some_and(|n| n > 0))
+        }
+        Family::NemotronH => Ok(f.count("n_routed_experts")?.is_some_and(|n| n > 0)),
+        _ => Ok(family.has_experts()),
+    }
+}
+
 pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeConfig> {
     let experts = any(f, &["num_experts", "num_local_experts", "n_routed_experts"])?;
-    let per_token = any(f, &["num_experts_per_tok", "num_experts_per_token"])?;
+    let names = ["num_experts_per_tok", "num_experts_per_token", "experts_per_token"];
+    let per_token = any(f, &names)?;
     let own = f.size_opt("moe_intermediate_size")?;
     let intermediate = own.map_or_else(|| f.size("intermediate_size"), Ok)?;
     let moe = MoeConfig {
@@ -44,8 +68,19 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
         per_token,
         intermediate,
         shared_intermediate: shared(f, family, intermediate)?,
+        latent: match family {
+            Family::NemotronH => f.size_opt("moe_latent_size")?,
+            _ => None,
+        },
         scoring: scoring(f, family)?,
         sparse: sparse(f, layers)?,
+        f: match family {
+            Family::GptOss => Glu::Shifted {
+                limit: f.positive("swiglu_limit")?.unwrap_or(7.0),
+                alpha: f.positive("swiglu_alpha")?.unwrap_or(1.702),
+            },
+            _ => Glu::Of(Map::Silu),
+        },
     };
     if per_token > experts {
         let what = format!("{per_token} of {experts} experts");
@@ -56,11 +91,13 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
 
 fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> {
     match family {
-        Family::Qwen3Moe | Family::Mixtral | Family::MiniMaxM2 | Family::GptOss => Ok(0),
+        Family::Qwen3Moe | Family::Mixtral | Family::GptOss => Ok(0),
+        Family::MiniMaxM2 => f.neutral("shared_intermediate_size", 0.0).map(|()| 0),
         Family::Qwen2Moe | Family::Qwen3Next | Family::Qwen35Moe => {
             f.size("shared_expert_intermediate_size")
         }
         Family::GraniteMoeHybrid => f.size("shared_intermediate_size"),
+        Family::Granite => Ok(f.count("shared_intermediate_size")?.unwrap_or(0)),
         Family::NemotronH => f.size("moe_shared_expert_intermediate_size"),
         _ => {
             let count = match f.count("n_shared_experts")? {
@@ -75,7 +112,11 @@ fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> 
 fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
     let always = matches!(
         family,
-        Family::Mixtral | Family::MiniMaxM2 | Family::GptOss | Family::GraniteMoeHybrid
+        Family::Mixtral
+            | Family::MiniMaxM2
+            | Family::GptOss
+            | Family::Granite
+            | Family::GraniteMoeHybrid
     );
     let default = family == Family::Qwen35Moe || family.routes_by_sigmoid();
     let renormalize = match f.get("moe_renormalize") {
@@ -94,6 +135,13 @@ fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
             return Err(Error::unsupported(what).at("scoring_func"));
         }
     };
+    match f.str("topk_method")? {
+        None | Some("noaux_tc") => {}
+        Some(other) => {
+            let what = format!("experts chosen by \"{other}\" are not known");
+            return Err(Error::unsupported(what).at("topk_method"));
+        }
+    }
     let groups = match f.count("n_group")? {
         Some(n) => Some(n),
         None => f.count("num_expert_group")?,

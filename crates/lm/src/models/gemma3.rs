@@ -7,7 +7,7 @@ use longrun_array::{Map, Step, Tensor, Weight};
 
 use super::Model;
 use crate::cache::{CacheSpec, Caches};
-use crate::config::{Config, Family, Mixer};
+use crate::config::{Config, Mixer};
 use crate::error::Result;
 use crate::nn::{Attention, AttentionKind, Head, Mlp, RmsNorm, Rope};
 use crate::weights::Weights;
@@ -24,7 +24,7 @@ struct Layer {
 
 impl Layer {
     fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
-        let kind = AttentionKind { norms: c.family == Family::Gemma3, gated: false };
+        let kind = AttentionKind { norms: c.qk_norms, ..Default::default() };
         Ok(Self {
             input_norm: w.norm("input_layernorm", c.hidden)?,
             attention: Attention::load(&w.at("self_attn"), c, i, caches, kind)?,

@@ -2,18 +2,25 @@
 //!
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
+mod deepseek_v3;
+mod falcon_h1;
 mod gemma3;
+mod granite;
+mod lfm2;
+mod nemotron_h;
+mod olmo2;
 mod qwen3_next;
 mod transformer;
 
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use longrun_array::{Runtime, Step};
 
 use crate::cache::{CacheSpec, Caches};
 use crate::config::{Config, Family};
 use crate::error::Result;
-use crate::weights::{Progress, Source, Weights};
+use crate::weights::{Progress, Source, Weights, nothing_is_left};
 
 /// A model: it can write its step.
 pub trait Model: Send {
@@ -27,19 +34,27 @@ pub trait Model: Send {
 /// Reads the weights of `config`'s family.
 ///
 /// # Errors
-/// A weight is missing or misshapen; memory or objects run out.
+/// A weight is missing or misshapen, or a tensor of the files is part of no layer; memory or objects run out.
 pub fn load(
     runtime: &Runtime,
     config: &Config,
     source: Source<'_>,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>> {
-    let read = Cell::new(0);
+    let read = RefCell::new(BTreeSet::new());
     // MLX adds the 1 to the norms of these families when it saves them.
     let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
     let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
     let w = &w.with_progress(&read, progress);
+    let model = build(w, config)?;
+    if let Source::Checkpoint(checkpoint) = source {
+        nothing_is_left(checkpoint, config, &read.borrow())?;
+    }
+    Ok(model)
+}
+
+fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
     Ok(match config.family {
         Family::Llama
         | Family::Mistral
@@ -49,28 +64,25 @@ pub fn load(
         | Family::SmolLm3
         | Family::Qwen2Moe
         | Family::Mixtral
+        | Family::Phi3
+        | Family::SeedOss
+        | Family::Ministral3
+        | Family::Glm4Moe
+        | Family::MiniMaxM2
+        | Family::GptOss
         | Family::DeadValues => Box::new(transformer::Transformer::load(w, config)?),
         Family::Gemma2 | Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
-        Family::Phi3
-        | Family::Olmo2
-        | Family::Glm4
-        | Family::Glm4Moe
-        | Family::Ministral3
-        | Family::MiniMaxM2
-        | Family::GptOss
-        | Family::Lfm2
-        | Family::DeepSeekV3
-        | Family::DeepSeekV32
-        | Family::KimiLinear
-        | Family::Mamba2
-        | Family::NemotronH
-        | Family::FalconH1
-        | Family::GraniteMoeHybrid
-        | Family::Gemma4
-        | Family::DeepSeekV4
-        | Family::Glm5Next => todo!(),
+        Family::DeepSeekV3 | Family::DeepSeekV32 => {
+            Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
+        }
+        Family::Mamba2 | Family::NemotronH => Box::new(nemotron_h::NemotronH::load(w, config)?),
+        Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
+        Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
+        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
+        Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
+        Family::KimiLinear | Family::Gemma4 | Family::DeepSeekV4 | Family::Glm5Next => todo!(),
     })
 }

@@ -1,5 +1,7 @@
-//! The plain pre-norm transformer: llama, mistral (a window), qwen2 (biases), qwen3 (norms over heads), smollm3 (layers
-//! without positions), qwen2_moe, qwen3_moe and mixtral (experts).
+//! The plain pre-norm transformer: llama, mistral (a window), qwen2 and seed_oss (biases), qwen3 (norms over heads),
+//! smollm3 (layers without positions), phi3 (joined projections), ministral3 (queries that grow with their position);
+//! and with experts qwen2_moe, qwen3_moe, mixtral, glm4_moe, minimax_m2 (norms over all heads at once) and gpt_oss
+//! (windows in every second layer, sinks, biases everywhere).
 //!
 //! `dead_values` is the lab animal: its values also go into a second cache that nobody reads.
 
@@ -24,9 +26,14 @@ struct Layer {
 
 impl Layer {
     fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
-        let norms = matches!(c.family, Family::Qwen3 | Family::Qwen3Moe);
-        let kind = AttentionKind { norms, gated: false };
-        let mlp = if c.family == Family::Mixtral { "block_sparse_moe" } else { "mlp" };
+        let kind = AttentionKind {
+            norms: c.qk_norms,
+            wide_norms: c.family == Family::MiniMaxM2,
+            sinks: c.family == Family::GptOss,
+            gated: false,
+        };
+        let sparse = matches!(c.family, Family::Mixtral | Family::MiniMaxM2);
+        let mlp = if sparse { "block_sparse_moe" } else { "mlp" };
         let dead = match c.family {
             Family::DeadValues => {
                 let v = w.at("self_attn").linear(

@@ -1,6 +1,6 @@
 //! Attention with keys and values of each token.
 
-use longrun_array::{AttentionSpec, Map, Tensor};
+use longrun_array::{AttentionSpec, Map, Seen, Tensor, Weight};
 
 use super::{Linear, RmsNorm};
 use crate::cache::{CacheSpec, Caches, PagedId};
@@ -14,14 +14,18 @@ pub struct Attention {
     k: Linear,
     v: Linear,
     o: Linear,
-    /// Norms over each head of queries and keys.
+    /// Norms of queries and keys.
     norms: Option<(RmsNorm, RmsNorm)>,
+    /// A score without a value for each head.
+    sinks: Option<Weight>,
     /// The query projection has a second half, which gates the result.
     gated: bool,
     spec: AttentionSpec,
     head_dim: usize,
     rotates: bool,
     interleaved: bool,
+    /// Factor on queries that grows with their position: beta, and after how many positions.
+    growth: Option<(f32, usize)>,
     keys: PagedId,
     values: PagedId,
 }
@@ -29,8 +33,12 @@ pub struct Attention {
 /// What families add to attention.
 #[derive(Clone, Copy, Default)]
 pub struct AttentionKind {
-    /// Norms over each head.
+    /// Norms over each head of queries and keys.
     pub norms: bool,
+    /// These norms are over all heads at once.
+    pub wide_norms: bool,
+    /// A score without a value for each head.
+    pub sinks: bool,
     /// A gate beside each query head.
     pub gated: bool,
 }
@@ -48,29 +56,32 @@ impl Attention {
         kind: AttentionKind,
     ) -> Result<Self> {
         let (h, d) = (c.hidden, c.head_dim);
-        let q = if kind.gated {
-            // The checkpoint has [q | gate] head by head; here all queries come first.
-            let half = |part: usize| (0..c.heads * d).map(move |i| (i / d * 2 + part) * d + i % d);
-            w.linear_rows("q_proj", [2 * c.heads * d, h], half(0).chain(half(1)))?
-        } else {
-            w.linear("q_proj", [c.heads * d, h], c.attention_bias)?
-        };
+        let [q, k, v] = projections(w, c, kind.gated)?;
+        let names = [["q_norm", "q_layernorm"], ["k_norm", "k_layernorm"]].map(|n| w.first_of(&n));
+        let norm =
+            |i: usize, heads: usize| w.norm(names[i], if kind.wide_norms { heads * d } else { d });
         let norms = match kind.norms {
-            true => Some((w.norm("q_norm", d)?, w.norm("k_norm", d)?)),
+            true => Some((norm(0, c.heads)?, norm(1, c.kv_heads)?)),
+            false => None,
+        };
+        let sinks = match kind.sinks {
+            true => Some(w.vector("sinks", c.heads, 0.0, |s| s)?),
             false => None,
         };
         let window = if c.mixers[layer] == Mixer::Sliding { c.window } else { None };
         Ok(Self {
             q,
-            k: w.linear("k_proj", [c.kv_heads * d, h], c.attention_bias)?,
-            v: w.linear("v_proj", [c.kv_heads * d, h], c.attention_bias)?,
-            o: w.linear("o_proj", [h, c.heads * d], c.output_bias)?,
+            k,
+            v,
+            o: w.linear(w.first_of(&["o_proj", "out_proj"]), [h, c.heads * d], c.output_bias)?,
             norms,
+            sinks,
             gated: kind.gated,
             spec: AttentionSpec { heads: c.heads, scale: c.scale, window, softcap: c.softcap },
             head_dim: d,
             rotates: c.rotates[layer],
             interleaved: c.rope_interleaved,
+            growth: c.query_growth,
             keys: caches.keys(c.kv_heads, d, window),
             values: caches.values(c.kv_heads, d, window),
         })
@@ -92,9 +103,34 @@ impl Attention {
         } else {
             (q, k)
         };
+        let q = match self.growth {
+            Some((beta, every)) => {
+                q.gated(x.step().positions().scale(beta, every), Map::Scale(1.0))
+            }
+            None => q,
+        };
         let keys = caches.paged(x.step(), self.keys).write(k);
         let values = caches.paged(x.step(), self.values).write(v);
-        let y = q.attend(&keys, &values, self.spec);
+        let seen = Seen { sinks: self.sinks.as_ref(), ..Seen::new(&keys, &values) };
+        let y = q.attend_to(seen, self.spec);
         self.o.apply(if self.gated { y.gated(gate, Map::Sigmoid) } else { y })
     }
+}
+
+/// Queries (with gates behind them), keys and values: three matrices, or `qkv_proj` with the rows of all.
+fn projections(w: &Weights<'_>, c: &Config, gated: bool) -> Result<[Linear; 3]> {
+    let (h, d, bias) = (c.hidden, c.head_dim, c.attention_bias);
+    let (q, kv) = (c.heads * d, c.kv_heads * d);
+    if w.in_files("qkv_proj.weight") {
+        let part = |rows| w.linear_rows("qkv_proj", [q + 2 * kv, h], rows);
+        return Ok([part(0..q)?, part(q..q + kv)?, part(q + kv..q + 2 * kv)?]);
+    }
+    let queries = if gated {
+        // The checkpoint has [q | gate] head by head; here all queries come first.
+        let half = |part: usize| (0..q).map(move |i| (i / d * 2 + part) * d + i % d);
+        w.linear_rows("q_proj", [2 * q, h], half(0).chain(half(1)))?
+    } else {
+        w.linear("q_proj", [q, h], bias)?
+    };
+    Ok([queries, w.linear("k_proj", [kv, h], bias)?, w.linear("v_proj", [kv, h], bias)?])
 }

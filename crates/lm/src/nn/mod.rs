@@ -3,18 +3,30 @@
 //! Owns the layers that more than one family uses. Shapes are `[T, cols]`: `T` tokens of all rows of a step.
 
 mod attention;
+mod kda;
+mod mamba;
+mod mla;
 mod moe;
 mod rope;
 
 use longrun_array::{Glu, Map, Step, Tensor, Weight};
 
 pub use attention::{Attention, AttentionKind};
+pub use kda::Kda;
+pub use mamba::Mamba;
+pub use mla::Mla;
 pub use moe::{FeedForward, Moe};
 pub use rope::Rope;
 
 use crate::config::Config;
 use crate::error::Result;
 use crate::weights::Weights;
+
+/// `x * factor`, and nothing where that is 1.
+#[track_caller]
+pub(crate) fn scaled(x: Tensor<'_>, factor: f32) -> Tensor<'_> {
+    if factor == 1.0 { x } else { x.apply(Map::Scale(factor)) }
+}
 
 /// `x W^T + b`
 pub struct Linear {
@@ -60,21 +72,35 @@ pub struct Mlp {
 }
 
 impl Mlp {
+    /// Of three matrices, or of two where `gate_up_proj` has the rows of both.
+    ///
     /// # Errors
     /// A weight is missing or misshapen.
     pub fn load(w: &Weights<'_>, c: &Config, inner: usize, f: impl Into<Glu>) -> Result<Self> {
-        Ok(Self {
-            gate: w.linear("gate_proj", [inner, c.hidden], c.mlp_bias)?,
-            up: w.linear("up_proj", [inner, c.hidden], c.mlp_bias)?,
-            down: w.linear("down_proj", [c.hidden, inner], c.mlp_bias)?,
-            f: f.into(),
-        })
+        let (h, bias, f) = (c.hidden, c.mlp_bias, f.into());
+        let [gate, up] = if w.in_files("gate_up_proj.weight") {
+            let part =
+                |i| w.linear_rows("gate_up_proj", [2 * inner, h], i * inner..(i + 1) * inner);
+            [part(0)?, part(1)?]
+        } else {
+            let names = [w.first_of(&["gate_proj", "w1"]), w.first_of(&["up_proj", "w3"])];
+            [w.linear(names[0], [inner, h], bias)?, w.linear(names[1], [inner, h], bias)?]
+        };
+        let down = w.linear(w.first_of(&["down_proj", "w2"]), [h, inner], bias)?;
+        Ok(Self { gate, up, down, f })
     }
 
     /// `[T, H] -> [T, H]`
     #[track_caller]
     pub fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
-        self.down.apply(self.up.apply(x).gated(self.gate.apply(x), self.f))
+        self.forward_scaled(x, [1.0; 2])
+    }
+
+    /// The same with factors on the gate, before its function, and on the result.
+    #[track_caller]
+    pub fn forward_scaled<'s>(&self, x: Tensor<'s>, [gate, down]: [f32; 2]) -> Tensor<'s> {
+        let gate = scaled(self.gate.apply(x), gate);
+        scaled(self.down.apply(self.up.apply(x).gated(gate, self.f)), down)
     }
 }
 
@@ -92,11 +118,17 @@ impl Head {
     /// Emits what the step's key asks for, for the tokens whose results are wanted.
     #[track_caller]
     pub fn emit<'s>(&self, step: Step<'s>, x: Tensor<'s>) {
+        self.emit_scaled(step, x, 1.0);
+    }
+
+    /// The same with a factor on the scores.
+    #[track_caller]
+    pub fn emit_scaled<'s>(&self, step: Step<'s>, x: Tensor<'s>, factor: f32) {
         let x = self.norm.apply(x.take_outputs());
         if step.key().head == longrun_array::Head::Hidden {
             return step.emit(x);
         }
-        let logits = self.linear.apply(x);
+        let logits = scaled(self.linear.apply(x), factor);
         step.emit(match self.softcap {
             Some(c) => logits.apply(Map::Softcap(c)),
             None => logits,

@@ -4,15 +4,19 @@
 //! whose shape is not the one that the model asks for.
 
 mod draw;
+mod experts;
 mod host;
+mod leftovers;
 
 use std::borrow::Cow;
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use longrun_array::{Format, MatrixSpec, Runtime, Weight};
 
 use draw::{Draw, bf16};
 pub(crate) use host::HostMatrix;
+pub(crate) use leftovers::nothing_is_left;
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
@@ -40,26 +44,37 @@ pub struct Weights<'a> {
     prefix: String,
     less_one: bool,
     eps: f32,
-    progress: Option<(&'a Cell<usize>, Progress<'a>)>,
+    /// The names of all tensors that were read, and whom to tell.
+    read: Option<(&'a RefCell<BTreeSet<String>>, Progress<'a>)>,
 }
 
-/// The prefixes that writers put before `embed_tokens.weight`.
-const ROOTS: [&str; 4] = ["model.", "language_model.model.", "model.language_model.", ""];
+/// The prefixes that writers put before the embedding.
+const ROOTS: [&str; 5] =
+    ["model.", "language_model.model.", "model.language_model.", "backbone.", ""];
+
+/// The names that writers give the embedding.
+const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "embeddings.weight", "embedding.weight"];
 
 impl<'a> Weights<'a> {
     /// All weights of a source. `less_one` says that norm weights are stored less 1; `eps` goes into every norm.
     pub fn new(runtime: &'a Runtime, source: Source<'a>, less_one: bool, eps: f32) -> Self {
         let has = |root: &&&str| match source {
-            Source::Checkpoint(c) => c.raw(&format!("{root}embed_tokens.weight")).is_some(),
+            Source::Checkpoint(c) => {
+                EMBEDDINGS.iter().any(|name| c.raw(&format!("{root}{name}")).is_some())
+            }
             Source::Seed(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
-        Self { runtime, source, root, prefix: String::new(), less_one, eps, progress: None }
+        Self { runtime, source, root, prefix: String::new(), less_one, eps, read: None }
     }
 
-    /// Reports each tensor that is read.
-    pub fn with_progress(mut self, read: &'a Cell<usize>, report: Progress<'a>) -> Self {
-        self.progress = Some((read, report));
+    /// Notes the name of each tensor that is read, and reports it.
+    pub fn with_progress(
+        mut self,
+        read: &'a RefCell<BTreeSet<String>>,
+        report: Progress<'a>,
+    ) -> Self {
+        self.read = Some((read, report));
         self
     }
 
@@ -73,11 +88,13 @@ impl<'a> Weights<'a> {
     }
 
     fn tensor(&self, c: &'a Checkpoint, name: &str) -> Result<TensorView<'a>> {
-        if let Some((read, report)) = self.progress {
-            read.set(read.get() + 1);
-            report(read.get(), c.raw_tensors().len());
+        let full = self.full(name);
+        let tensor = c.weight(&full)?;
+        if let Some((read, report)) = self.read {
+            read.borrow_mut().insert(full);
+            report(read.borrow().len(), c.raw_tensors().len());
         }
-        c.weight(&self.full(name))
+        Ok(tensor)
     }
 
     /// Whether the checkpoint has `name`; a seed has everything.
@@ -86,6 +103,22 @@ impl<'a> Weights<'a> {
             Source::Checkpoint(c) => c.raw(&self.full(name)).is_some(),
             Source::Seed(_) => true,
         }
+    }
+
+    /// Whether the files have `name`; a seed has no files.
+    pub(crate) fn in_files(&self, name: &str) -> bool {
+        matches!(self.source, Source::Checkpoint(c) if c.raw(&self.full(name)).is_some())
+    }
+
+    /// The first of these names that the checkpoint has; else the first of all.
+    pub(crate) fn first_named<'n, const N: usize>(&self, names: [&'n str; N]) -> &'n str {
+        names.into_iter().find(|name| self.has(name)).unwrap_or(names[0])
+    }
+
+    /// The first of these that the files have as `NAME.weight`; the first of all where they have none.
+    pub(crate) fn first_of<'n>(&self, names: &[&'n str]) -> &'n str {
+        let has = |name: &&&str| self.in_files(&format!("{name}.weight"));
+        names.iter().find(has).unwrap_or(&names[0])
     }
 
     /// Whether the files have a tensor of exactly this name.
@@ -135,6 +168,15 @@ impl<'a> Weights<'a> {
         let mut numbers = vec![0.0; count];
         t.format.dequantize_row(&t.data, &mut numbers);
         Ok(numbers)
+    }
+
+    /// The taps of a depthwise convolution, `[K, channels]`; files have them channel by channel.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another size.
+    pub fn conv_taps(&self, name: &str, channels: usize, k: usize) -> Result<Vec<f32>> {
+        let by_channel = self.numbers(name, channels * k, 0.3)?;
+        Ok((0..channels * k).map(|i| by_channel[i % channels * k + i / channels]).collect())
     }
 
     fn misshapen(&self, t: &TensorView<'_>, want: &[usize]) -> Error {
@@ -237,6 +279,27 @@ impl<'a> Weights<'a> {
         Ok(Linear { weight, bias: None })
     }
 
+    /// The matrices `name [count, rows, cols]`, behind each other in one tensor.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub(crate) fn stack(
+        &self,
+        name: &str,
+        count: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Weight> {
+        let Source::Checkpoint(c) = self.source else {
+            return Err(Error::usage(format!("a seed has no stack {name:?}")));
+        };
+        let t = self.tensor(c, name)?;
+        if t.shape != [count, rows, cols] {
+            return Err(self.misshapen(&t, &[count, rows, cols]));
+        }
+        let host = HostMatrix { format: t.format, rows, cols, bytes: t.data };
+        self.put(name, &host, count)
+    }
+
     /// One projection of all experts, `[experts, rows, cols]`: stacked as `experts.NAME` (or `.weight`), as
     /// `switch_mlp.NAME.weight`, or one tensor an expert, `experts.E.NAME.weight`.
     ///
@@ -250,12 +313,7 @@ impl<'a> Weights<'a> {
                 format!("switch_mlp.{name}.weight"),
             ];
             if let Some(stacked) = stacked.iter().find(|n| c.raw(&self.full(n)).is_some()) {
-                let t = self.tensor(c, stacked)?;
-                if t.shape != [experts, rows, cols] {
-                    return Err(self.misshapen(&t, &[experts, rows, cols]));
-                }
-                let host = HostMatrix { format: t.format, rows, cols, bytes: t.data };
-                return self.put(stacked, &host, experts);
+                return self.stack(stacked, experts, [rows, cols]);
             }
         }
         let one = |e: usize| self.host(&format!("experts.{e}.{name}.weight"), [rows, cols]);
@@ -300,6 +358,49 @@ impl<'a> Weights<'a> {
         Ok([part(0)?, part(1)?])
     }
 
+    /// The stacked matrices `name [experts, rows, cols]`, all rows below each other.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub(crate) fn host_stack(
+        &self,
+        name: &str,
+        experts: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<HostMatrix<'a>> {
+        let c = match self.source {
+            Source::Checkpoint(c) => c,
+            Source::Seed(_) => {
+                let all = self.host(name, [experts * rows, cols])?;
+                return Ok(HostMatrix { rows, ..all });
+            }
+        };
+        let t = self.tensor(c, name)?;
+        if t.shape != [experts, rows, cols] {
+            return Err(self.misshapen(&t, &[experts, rows, cols]));
+        }
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
+    }
+
+    /// The first and the second halves of the rows of each matrix of `name [experts, 2 * rows, cols]`.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn halves(
+        &self,
+        name: &str,
+        experts: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<[Weight; 2]> {
+        let all = self.host_stack(name, experts, [2 * rows, cols])?;
+        let all = HostMatrix { rows: experts * 2 * rows, ..all };
+        let part = |half: usize| -> Result<Weight> {
+            let order = (0..experts * rows).map(|i| (i / rows * 2 + half) * rows + i % rows);
+            self.put(name, &HostMatrix { rows, ..all.take_rows(order) }, experts)
+        };
+        Ok([part(0)?, part(1)?])
+    }
+
     /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`.
     ///
     /// # Errors
@@ -309,7 +410,7 @@ impl<'a> Weights<'a> {
         [vocab, hidden]: [usize; 2],
         tied: bool,
     ) -> Result<(Weight, Linear)> {
-        let embedding = self.matrix("embed_tokens.weight", [vocab, hidden])?;
+        let embedding = self.matrix(self.first_named(EMBEDDINGS), [vocab, hidden])?;
         let weight = if tied {
             embedding.clone()
         } else {

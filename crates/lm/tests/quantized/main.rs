@@ -90,6 +90,7 @@ checkpoints! {
     gptq4: "gptq4" ["affine4/32"];
     gptq4_v2: "gptq4-v2" ["affine4/64"];
     gptq8: "gptq8" ["affine8/64"];
+    gpt_oss: "gpt-oss" ["fp4/32"];
 }
 
 #[test]
