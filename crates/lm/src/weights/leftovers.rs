@@ -41,8 +41,9 @@ const BUFFERS: [&str; 7] = [
 ];
 
 /// Last parts of names of the scales with which others round activations and caches. Nothing is rounded here.
-const ROUNDING: [&str; 7] = [
+const ROUNDING: [&str; 8] = [
     "input_scale",
+    "input_scale_ub",
     "input_global_scale",
     "input_zero_point",
     "output_scale",

@@ -71,6 +71,7 @@ checkpoints! {
     mlx_nvfp4: "mlx-nvfp4" ["fp4/16"];
     mlx_moe: "mlx-moe" ["affine4/32", "affine8/64"];
     mlx_moe_nvfp4: "mlx-moe-nvfp4" ["affine8/64", "fp4/16"];
+    mlx_gpt_oss: "mlx-gpt-oss" ["affine8/64", "fp4/32"];
     mlx_hybrid: "mlx-hybrid" ["affine4/32", "affine8/64"];
     fp8_block: "fp8-block" ["fp8/32"];
     fp8_ue8m0: "fp8-ue8m0" ["fp8/32"];

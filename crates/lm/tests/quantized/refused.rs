@@ -174,7 +174,6 @@ fn parts_of_integers_that_do_not_fit() {
         (GPTQ, vec![gptq[0].clone(), gptq[2].clone(), zeros], "4 bytes of zero points"),
         with(AWQ, &gptq[2], "[2, 8]"),
         ("{}", vec![codes.clone(), scales.clone()], "\"a.weight_shape\" is missing"),
-        ("{}", vec![gptq[0].clone(), scales.clone()], "\"a.weight\" is missing"),
         packed(8, 60, None, "8 words for 60 columns"),
         packed(9, 64, None, "[9, 64]"),
         packed(8, 0, None, "8 words for 0 columns"),
