@@ -42,7 +42,7 @@ fn executor(family: &str) -> Executor {
     ] {
         config[name] = value;
     }
-    let config = Config::new(&config).unwrap();
+    let config = Config::loose(&config).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let room = Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST };
     let setup = Setup { room, per_token: true, limits: Limits::default() };

@@ -57,7 +57,7 @@ fn a_field_that_acts_and_is_not_read_is_an_error_with_its_name() {
         ("attn_output_gate", json!(true)),
         ("no_rope_layers", json!([1, 1, 0])),
         ("num_local_experts", json!(8)),
-        ("kv_lora_rank", json!(512)),
+        ("q_lora_rank", json!(512)),
         ("position_embedding_type", json!("nope")),
         ("layer_types", json!(["full_attention", "spiral", "full_attention"])),
         ("rope_parameters", json!({"rope_type": "default", "llama_4_scaling_beta": 0.1})),

@@ -103,9 +103,9 @@ fn run_fast(c: &Context<'_>, node: usize) {
         | Op::GroupedLinear { .. }
         | Op::ExpertsUp { .. }
         | Op::ExpertsDown { .. } => run_matrix(c, node),
-        Op::Route { logits, k, scoring, bias, table } => {
-            let [bias, table] = [bias, table].map(|w| w.map(|w| c.vector(w)));
-            let router = Router { k, scoring, bias, table };
+        Op::Route { logits, k, scoring, bias, table, gain } => {
+            let [bias, table, gain] = [bias, table, gain].map(|w| w.map(|w| c.vector(w)));
+            let router = Router { k, scoring, bias, table, gain };
             route::route(c, c.get(logits), router, &c.out(node));
         }
         Op::HyperWeights { z, scale, base, n, iters, eps } => {
@@ -207,9 +207,9 @@ fn run_plain(c: &Context<'_>, node: usize) {
         Op::UnitNorm { x, group, eps, scale } => {
             reference::unit_norm(c.get(x), (group, eps, scale), &c.out(node));
         }
-        Op::Route { logits, k, scoring, bias, table } => {
-            let [bias, table] = [bias, table].map(|w| w.map(|w| c.vector(w)));
-            let router = Router { k, scoring, bias, table };
+        Op::Route { logits, k, scoring, bias, table, gain } => {
+            let [bias, table, gain] = [bias, table, gain].map(|w| w.map(|w| c.vector(w)));
+            let router = Router { k, scoring, bias, table, gain };
             route::reference(c, c.get(logits), router, &c.out(node));
         }
         Op::HyperWeights { z, scale, base, n, iters, eps } => {
