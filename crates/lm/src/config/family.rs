@@ -155,7 +155,7 @@ impl Family {
     }
 
     /// Layers of the gated delta rule with one decay a head.
-    pub(super) fn is_delta_hybrid(self) -> bool {
+    pub(crate) fn is_delta_hybrid(self) -> bool {
         matches!(self, F::Qwen3Next | F::Qwen35 | F::Qwen35Moe)
     }
 }

@@ -44,7 +44,10 @@ pub fn load(
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>> {
     let read = RefCell::new(BTreeSet::new());
-    let w = Weights::new(runtime, source, config.norms_less_one, config.eps);
+    // MLX adds the 1 to the norms of these families when it saves them.
+    let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
+    let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
+    let w = Weights::new(runtime, source, less_one, config.eps);
     let w = &w.with_progress(&read, progress);
     let model = build(w, config)?;
     if let Source::Checkpoint(checkpoint) = source {

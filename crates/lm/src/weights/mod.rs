@@ -161,7 +161,7 @@ impl<'a> Weights<'a> {
             return Err(self.misshapen(&t, &[count]));
         }
         let mut numbers = vec![0.0; count];
-        t.format.dequantize_row(t.data, &mut numbers);
+        t.format.dequantize_row(&t.data, &mut numbers);
         Ok(numbers)
     }
 
@@ -221,7 +221,7 @@ impl<'a> Weights<'a> {
         if t.shape != [rows, cols] {
             return Err(self.misshapen(&t, &[rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
     }
 
     /// Brings `host` to the device: one matrix, or `experts` of them behind each other.
@@ -291,7 +291,7 @@ impl<'a> Weights<'a> {
         if t.shape != [count, rows, cols] {
             return Err(self.misshapen(&t, &[count, rows, cols]));
         }
-        let host = HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) };
+        let host = HostMatrix { format: t.format, rows, cols, bytes: t.data };
         self.put(name, &host, count)
     }
 
@@ -374,7 +374,7 @@ impl<'a> Weights<'a> {
         if t.shape != [experts, rows, cols] {
             return Err(self.misshapen(&t, &[experts, rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
     }
 
     /// The first and the second halves of the rows of each matrix of `name [experts, 2 * rows, cols]`.
