@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use shell::{Result, cargo, run};
 
 const USAGE: &str = "\
-cargo xtask fetch                     download the small real models that tests use into .cache/models
+cargo xtask fetch                     download the small real models and texts that tests use into .cache/models
 cargo xtask test [--offline]          fetch, then run every test
 cargo xtask prove [--ci]              the long proofs: full size into docs/proofs.md, or CI size to the terminal
 cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds N] [--write]
@@ -60,7 +60,8 @@ fn test(offline: bool) -> Result<()> {
     };
     tests(&["--workspace"])?;
     if real {
-        tests(&["--package", "longrun", "--test", "real", "--", "--ignored"])?;
+        let real = ["--package", "longrun", "--test", "real", "--test", "real_text"];
+        tests(&[&real[..], &["--", "--ignored"]].concat())?;
     }
     // Last, because the feature makes other binaries of the same names.
     tests(&["--package", "longrun-array", "--package", "longrun", "--features", "longrun/leak-lab"])
