@@ -5,6 +5,7 @@
 
 mod compare;
 mod fetch;
+mod interop;
 mod prove;
 mod shell;
 
@@ -17,7 +18,8 @@ cargo xtask fetch                     download the small real models and texts t
 cargo xtask test [--offline]          fetch, then run every test
 cargo xtask prove [--ci]              the long proofs: full size into docs/proofs.md, or CI size to the terminal
 cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds N] [--write]
-                                      speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md";
+                                      speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md
+cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         ["prove"] => prove::full(),
         ["prove", "--ci"] => prove::small(),
         ["compare", rest @ ..] => compare::compare(rest),
+        ["interop", rest @ ..] => interop::interop(rest),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(())

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use longrun_lm::Result;
+use longrun_lm::adapter::Adapter;
 use longrun_lm::array::{CpuDevice, CpuOptions, Device, Limits, NullDevice};
 use longrun_lm::cache::Room;
 use longrun_lm::checkpoint::EmbeddedFile;
@@ -12,7 +13,7 @@ use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
 use longrun_lm::tiny::TinyShape;
 
-use crate::args::CpuArgs;
+use crate::args::{AdapterArgs, CpuArgs};
 use crate::hub::HubName;
 use crate::show;
 
@@ -43,6 +44,14 @@ pub(crate) fn place(path: &Path) -> Result<Cow<'_, Path>> {
     match name {
         Some(name) => name.find().map(Cow::Owned),
         None => Ok(Cow::Borrowed(path)),
+    }
+}
+
+/// The model with the adapter that `args` name.
+pub(crate) fn adapted(source: ModelSource, args: &AdapterArgs) -> Result<ModelSource> {
+    match &args.adapter {
+        Some(folder) => source.with_adapter(Adapter::open(folder)?),
+        None => Ok(source),
     }
 }
 

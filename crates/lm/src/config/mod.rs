@@ -105,7 +105,7 @@ impl Config {
     /// # Errors
     /// A field is missing, impossible or unknown and would change the maths; the message names it.
     pub fn new(json: &Value) -> Result<Self> {
-        let f = Self::fields(json);
+        let f = Fields::of(json);
         let config = Self::read(&f).and_then(|config| {
             acting::all_is_read(&f, config.family.name())?;
             Ok(config)
@@ -118,12 +118,7 @@ impl Config {
     /// # Errors
     /// A field is missing or impossible; the message names it.
     pub fn loose(json: &Value) -> Result<Self> {
-        Self::read(&Self::fields(json)).map_err(|e| e.at("config.json"))
-    }
-
-    fn fields(json: &Value) -> Fields<'_> {
-        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
-        Fields::new(text, json)
+        Self::read(&Fields::of(json)).map_err(|e| e.at("config.json"))
     }
 
     fn read(f: &Fields<'_>) -> Result<Self> {

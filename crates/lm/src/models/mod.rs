@@ -43,15 +43,18 @@ pub fn load(
     source: Source<'_>,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>> {
-    let read = RefCell::new(BTreeSet::new());
+    let (read, adapted) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
     // MLX adds the 1 to the norms of these families when it saves them.
     let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
     let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
-    let w = &w.with_progress(&read, progress);
+    let w = &w.with_progress(&read, progress).with_adapter(&adapted);
     let model = build(w, config)?;
     if let Source::Checkpoint(checkpoint) = source {
         nothing_is_left(checkpoint, config, &read.borrow())?;
+        if let Some(adapter) = checkpoint.adapter() {
+            adapter.check_used(adapted.borrow().iter().map(String::as_str))?;
+        }
     }
     Ok(model)
 }

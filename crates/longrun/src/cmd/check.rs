@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use longrun_lm::adapter::Adapter;
 use longrun_lm::check::{Row, check, read_vectors};
 use longrun_lm::checkpoint::Checkpoint;
 use longrun_lm::{Error, Result};
@@ -14,7 +15,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
         return Err(Error::usage("must be 0 or more").at("--tolerance"));
     }
     let model = model::place(&args.model)?;
-    let checkpoint = Checkpoint::open(&model)?;
+    let mut checkpoint = Checkpoint::open(&model)?;
+    if let Some(folder) = &args.adapter.adapter {
+        checkpoint = checkpoint.with_adapter(Adapter::open(folder)?);
+    }
     let beside = || {
         let folder = if model.is_dir() { Some(&*model) } else { model.parent() };
         folder.unwrap_or(&model).join("golden.safetensors")
