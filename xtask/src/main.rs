@@ -66,6 +66,7 @@ fn test(offline: bool) -> Result<()> {
         let real = ["--package", "longrun", "--test", "real", "--test", "real_text"];
         tests(&[&real[..], &["--", "--ignored"]].concat())?;
     }
+    tests(&["--package", "longrun", "--no-default-features", "--test", "no_hub"])?;
     // Last, because the feature makes other binaries of the same names.
     tests(&["--package", "longrun-array", "--package", "longrun", "--features", "longrun/leak-lab"])
 }

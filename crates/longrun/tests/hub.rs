@@ -390,7 +390,7 @@ fn shards_come_by_their_index() {
 fn a_hub_that_lies_writes_nothing_elsewhere() {
     let evil = [
         "../../x.gguf",
-        "/tmp/x.gguf",
+        "/etc/x.gguf",
         "a/../../x.gguf",
         "tokenizer\\..\\x.json",
         "model\0.safetensors",
