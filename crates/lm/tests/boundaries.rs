@@ -173,3 +173,4 @@ macro_rules! families {
 }
 
 families!(llama mistral qwen2_moe gemma2 gemma3 smollm3 qwen3_next deepseek_v3 deepseek_v32);
+families!(phi3 olmo2 olmo3 glm4 glm4_moe ministral3 minimax_m2 gpt_oss lfm2 seed_oss);

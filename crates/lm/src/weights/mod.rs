@@ -338,7 +338,7 @@ impl<'a> Weights<'a> {
         Ok([part(0)?, part(1)?])
     }
 
-    /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`.
+    /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`, unless the files have another.
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix).
@@ -347,18 +347,23 @@ impl<'a> Weights<'a> {
         [vocab, hidden]: [usize; 2],
         tied: bool,
     ) -> Result<(Weight, Linear)> {
-        let embedding = self.matrix("embed_tokens.weight", [vocab, hidden])?;
-        let weight = if tied {
+        let (name, head) = ("embed_tokens.weight", "lm_head.weight");
+        let embedding = self.matrix(name, [vocab, hidden])?;
+        let outside = self.root.strip_suffix("model.").unwrap_or("");
+        let at = |root| Self { root, prefix: String::new(), ..self.clone() };
+        let root = [outside, "", self.root].into_iter().find(|root| at(root).in_files(head));
+        // A word about tying may be another model's, or outdated; a second copy of the embedding is none.
+        let own = match (self.source, root) {
+            (Source::Checkpoint(c), Some(root)) => {
+                let bytes = |name: String| c.raw(&name).map(|t| t.data);
+                bytes(self.full(name)) != bytes(at(root).full(head))
+            }
+            _ => false,
+        };
+        let weight = if tied && !own {
             embedding.clone()
         } else {
-            let outside = self.root.strip_suffix("model.").unwrap_or("");
-            let names = [outside, "", self.root];
-            let has = |root: &&str| match self.source {
-                Source::Checkpoint(c) => c.raw(&format!("{root}lm_head.weight")).is_some(),
-                Source::Seed(_) => true,
-            };
-            let root = names.into_iter().find(has).unwrap_or("");
-            Self { root, ..self.clone() }.matrix("lm_head.weight", [vocab, hidden])?
+            at(root.unwrap_or("")).matrix(head, [vocab, hidden])?
         };
         Ok((embedding, Linear { weight, bias: None }))
     }
