@@ -172,4 +172,5 @@ macro_rules! families {
     )* };
 }
 
-families!(llama mistral qwen2_moe gemma2 gemma3 smollm3 qwen3_next deepseek_v3 deepseek_v32);
+families!(llama mistral qwen2_moe gemma2 gemma3 smollm3 qwen3_next deepseek_v3 deepseek_v32
+    mamba2 nemotron_h falcon_h1 granite granitemoehybrid kimi_linear);
