@@ -158,9 +158,9 @@ fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
 
 /// Some families have plain layers first, some in between, some by list.
 fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
-    // Read even where a list says more.
-    let first = f.count("first_k_dense_replace")?;
+    let (every, first) = (f.size_or("decoder_sparse_step", 1)?, f.count("first_k_dense_replace")?);
     let freq = f.size_or("moe_layer_freq", 1)?;
+    // A list says it all, whatever stands beside it.
     if let Some(list) = f.list("mlp_layer_types")? {
         if list.len() != layers {
             let what = format!("{} entries for {layers} layers", list.len());
@@ -174,7 +174,6 @@ fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
     };
     let dense = f.list("mlp_only_layers")?.map_or(&[][..], Vec::as_slice);
     let dense: Vec<usize> = dense.iter().map(layer).collect::<Result<_>>()?;
-    let every = f.size_or("decoder_sparse_step", 1)?;
     let is_sparse = |i: &usize| {
         let counted = (i + 1).is_multiple_of(every) && i.is_multiple_of(freq);
         counted && *i >= first.unwrap_or(0) && !dense.contains(i)
