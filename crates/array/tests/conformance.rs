@@ -63,10 +63,10 @@ table! {
     Attention: compressed::attention, 1e-5;
     Select: compressed::select, 0.0;
     Pool: compressed::pool, 1e-5;
-    Conv: cases::conv, 2e-6;
+    Conv: recurrent::conv, 2e-6;
     // Two units in the last place of running sums below 256, which are rounded to f32 by definition.
-    Decay: cases::decay, 3.1e-5;
-    DeltaRule: cases::delta_rule, 1e-5;
+    Decay: recurrent::decay, 3.1e-5;
+    DeltaRule: recurrent::delta_rule, 1e-5;
     Ssm: recurrent::ssm, 1e-5;
     Emit: cases::emit, 0.0;
 }

@@ -77,6 +77,7 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         "linear_value_head_dim": 16,
         "linear_conv_kernel_dim": 4,
     });
+    recurrent(&mut config, family, interval, layers);
     if family == "ministral3" {
         config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0,
             "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1});
@@ -85,6 +86,33 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         config["layer_types"] = vec!["full_attention"; layers].into();
     }
     Ok(config)
+}
+
+/// Adds the sizes of selective scans and of delta attention, in the words of their families, and the list of layers
+/// where a family has no interval.
+fn recurrent(config: &mut Value, family: &str, interval: usize, layers: usize) {
+    for (names, size) in [
+        (&["mamba_num_heads", "mamba_n_heads", "num_heads", "linear_num_heads"][..], 4),
+        (&["mamba_head_dim", "mamba_d_head", "linear_head_dim"], 16),
+        (&["ssm_state_size", "mamba_d_state", "state_size"], 16),
+        (&["n_groups", "mamba_n_groups"], 2),
+        (&["conv_kernel", "mamba_d_conv"], 4),
+        (&["n_routed_experts", "num_local_experts"], config["num_experts"].as_u64().unwrap_or(1)),
+        (&["moe_shared_expert_intermediate_size", "shared_intermediate_size"], 32),
+    ] {
+        names.iter().for_each(|name| config[*name] = size.into());
+    }
+    let kinds: &[&str] = match family {
+        "nemotron_h" => &["mamba", "moe", "mlp"],
+        "granitemoehybrid" => &["mamba"],
+        "kimi_linear" => &["linear_attention"],
+        _ => return,
+    };
+    let kind = |i: usize| match (i + 1).is_multiple_of(interval) {
+        true => "full_attention",
+        false => kinds[(i - i / interval) % kinds.len()],
+    };
+    config["layer_types"] = (0..layers).map(kind).collect();
 }
 
 /// The layers of a model that carry a recurrent state.

@@ -1,4 +1,4 @@
-//! Kernels that carry a record from token to token: causal convolution and the gated delta rule.
+//! Kernels that carry a record from token to token: causal convolution, decays and the gated delta rule.
 //!
 //! Tokens of a row are taken strictly one after the other, so the result does not depend on how a prompt is cut.
 //! Threads share channels or columns of a state, never time.
@@ -101,35 +101,62 @@ pub(super) struct DecayArgs<'a> {
     pub(super) f: DecayCurve,
 }
 
-/// The decays of each token and head, from running sums that the state carries.
+/// The decays of each token and channel, from running sums that the state carries.
 pub(super) fn decay(c: &Context<'_>, a: DecayArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
-    let DecayArgs { x, neg_a, bias, f } = a;
-    let heads = x.cols;
-    share(c.pool, c.b.rows, c.b.tokens * heads * 20 / c.b.rows.max(1), |rows| {
-        for (row, h) in rows.flat_map(|row| (0..heads).map(move |h| (row, h))) {
+    let cols = a.x.cols;
+    let chunks = cols.div_ceil(LANES);
+    share(c.pool, c.b.rows * chunks, c.b.tokens * LANES * 20 / c.b.rows.max(1), |items| {
+        for (row, at) in items.map(|i| (i / chunks, i % chunks * LANES)) {
+            let n = LANES.min(cols - at);
             let (slot, fresh) = slot(c, row);
-            // SAFETY: a slot belongs to one row, and a row to one thread.
-            let state = unsafe { mem.write(slot, 2 * h, 2) };
-            let mut sum = if fresh { 0.0 } else { f64::from(state[0]) + f64::from(state[1]) };
+            // SAFETY: a chunk of channels of a slot belongs to one thread.
+            let state = unsafe { mem.write(slot, 2 * at, 2 * n) };
+            let mut sums = [0.0f64; LANES];
+            for (sum, s) in sums.iter_mut().zip(state.chunks_exact(2)).filter(|_| !fresh) {
+                *sum = f64::from(s[0]) + f64::from(s[1]);
+            }
             for t in tokens(c, row) {
                 if (c.b.positions[t] as usize).is_multiple_of(SUM_BLOCK) {
-                    sum = 0.0;
+                    sums.fill(0.0);
                 }
-                let before = sum as f32;
-                let x = x.row(t)[h] + bias[h];
-                sum += f64::from(match f {
-                    DecayCurve::Softplus => neg_a[h] * softplus(x),
-                    DecayCurve::Bounded { low } => low * sigmoid(-neg_a[h] * x),
-                });
-                // SAFETY: a token belongs to one row.
-                unsafe { out.piece(t, h, 1)[0] = exp(sum as f32 - before) };
+                // SAFETY: a token belongs to one row, and the chunk to one thread.
+                decay_chunk(c.isa, a, t, at, &mut sums, unsafe { out.piece(t, at, n) });
             }
-            state[0] = sum as f32;
-            state[1] = (sum - f64::from(state[0])) as f32;
+            for (sum, s) in sums.iter().zip(state.chunks_exact_mut(2)) {
+                s[0] = *sum as f32;
+                s[1] = (sum - f64::from(s[0])) as f32;
+            }
         }
     });
 }
 
+per_isa! {
+    /// One token of up to `LANES` channels.
+    fn decay_chunk(a: DecayArgs<'_>, t: usize, at: usize, sums: &mut [f64; LANES], out: &mut [f32]) {
+        let n = out.len();
+        let (mut x, mut neg_a) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for ((x, from), bias) in x.iter_mut().zip(&a.x.row(t)[at..][..n]).zip(&a.bias[at..]) {
+            *x = from + bias;
+        }
+        neg_a[..n].copy_from_slice(&a.neg_a[at..][..n]);
+        let mut g = [0.0f32; LANES];
+        let args = g.iter_mut().zip(x).zip(neg_a);
+        match a.f {
+            DecayCurve::Softplus => args.for_each(|((g, x), neg_a)| *g = neg_a * softplus(x)),
+            DecayCurve::Bounded { low } => {
+                args.for_each(|((g, x), neg_a)| *g = low * sigmoid(-neg_a * x));
+            }
+        }
+        for (sum, g) in sums.iter_mut().zip(&mut g) {
+            let before = *sum as f32;
+            *sum += f64::from(*g);
+            *g = exp(*sum as f32 - before);
+        }
+        out.copy_from_slice(&g[..n]);
+    }
+}
+
+/// `ln(1 + e^x)`
 pub(super) fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
@@ -158,35 +185,32 @@ pub(super) fn delta_rule(c: &Context<'_>, a: DeltaArgs<'_>, mem: StateMem, out: 
             let (row, h, at) = (item / chunks / hv, item / chunks % hv, item % chunks * COLUMNS);
             let n = COLUMNS.min(dv - at);
             let (slot, fresh) = slot(c, row);
+            let columns = Columns { mem, slot, start: h * dk * dv + at, dv, n };
             if fresh {
-                for i in 0..dk {
-                    // SAFETY: these columns of the head's state belong to this piece alone.
-                    unsafe { mem.write(slot, (h * dk + i) * dv + at, n) }.fill(0.0);
-                }
+                (0..dk).for_each(|i| columns.row(i).fill(0.0));
             }
             for t in tokens(c, row) {
-                let columns = Columns { mem, slot, start: h * dk * dv + at, dv, n };
                 delta_token(c.isa, a, t, h, at, columns, out);
             }
         }
     });
 }
 
-/// `n` columns of one head's state.
+/// `n` columns of one head's state, whose rows are `dv` long. They belong to one piece of work.
 #[derive(Clone, Copy)]
-struct Columns {
-    mem: StateMem,
-    slot: usize,
-    start: usize,
-    dv: usize,
-    n: usize,
+pub(super) struct Columns {
+    pub(super) mem: StateMem,
+    pub(super) slot: usize,
+    pub(super) start: usize,
+    pub(super) dv: usize,
+    pub(super) n: usize,
 }
 
 impl Columns {
     /// Row `i`.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
-    fn row(&self, i: usize) -> &mut [f32] {
+    pub(super) fn row(&self, i: usize) -> &mut [f32] {
         // SAFETY: the columns belong to one piece of work; its rows are borrowed one at a time.
         unsafe { self.mem.write(self.slot, self.start + i * self.dv, self.n) }
     }
@@ -196,45 +220,76 @@ per_isa! {
     fn delta_token(a: DeltaArgs<'_>, t: usize, h: usize, at: usize, m: Columns, out: &MatMut<'_>) {
         let DeltaHeads { hk, hv, dk, dv } = a.heads;
         let key_head = h / (hv / hk);
-        let token = Token {
-            q: &a.q.row(t)[key_head * dk..][..dk],
-            k: &a.k.row(t)[key_head * dk..][..dk],
-            decay: a.decay.row(t)[h],
-            beta: a.beta.row(t)[h],
-        };
+        let (decay, beta) = (a.decay.row(t), a.beta.row(t)[h]);
+        let (q, k) =
+            (&a.q.row(t)[key_head * dk..][..dk], &a.k.row(t)[key_head * dk..][..dk]);
         let v = &a.v.row(t)[h * dv + at..][..m.n];
         // SAFETY: a token belongs to one row, and the columns to one piece of work.
         let out = unsafe { out.piece(t, h * dv + at, m.n) };
-        match m.n {
-            COLUMNS => delta_lanes::<COLUMNS>(token, v, m, out),
-            LANES => delta_lanes::<LANES>(token, v, m, out),
-            _ => {
-                for (i, (v, out)) in v.iter().zip(out).enumerate() {
-                    let column = Columns { start: m.start + i, n: 1, ..m };
-                    let (v, out) = (std::slice::from_ref(v), std::slice::from_mut(out));
-                    delta_lanes::<1>(token, v, column, out);
-                }
-            }
+        if decay.len() == hv {
+            delta_columns(Token { q, k, decay: decay[h], beta }, v, m, out);
+        } else {
+            delta_columns(Token { q, k, decay: &decay[h * dk..][..dk], beta }, v, m, out);
         }
+    }
+}
+
+/// A head's decay: one number, or one for each row of its state.
+trait RowDecay: Copy {
+    fn of(self, row: usize) -> f32;
+}
+
+impl RowDecay for f32 {
+    #[inline(always)]
+    fn of(self, _: usize) -> f32 {
+        self
+    }
+}
+
+impl RowDecay for &[f32] {
+    #[inline(always)]
+    fn of(self, row: usize) -> f32 {
+        self[row]
     }
 }
 
 /// What one token brings to one head.
 #[derive(Clone, Copy)]
-struct Token<'a> {
+struct Token<'a, D> {
     q: &'a [f32],
     k: &'a [f32],
-    decay: f32,
+    decay: D,
     beta: f32,
+}
+
+#[inline(always)]
+fn delta_columns<D: RowDecay>(token: Token<'_, D>, v: &[f32], m: Columns, out: &mut [f32]) {
+    match m.n {
+        COLUMNS => delta_lanes::<COLUMNS, D>(token, v, m, out),
+        LANES => delta_lanes::<LANES, D>(token, v, m, out),
+        _ => {
+            for (i, (v, out)) in v.iter().zip(out).enumerate() {
+                let column = Columns { start: m.start + i, n: 1, ..m };
+                let (v, out) = (std::slice::from_ref(v), std::slice::from_mut(out));
+                delta_lanes::<1, D>(token, v, column, out);
+            }
+        }
+    }
 }
 
 /// One token through `N` columns of a head's state.
 #[inline(always)]
-fn delta_lanes<const N: usize>(token: Token<'_>, v: &[f32], m: Columns, out: &mut [f32]) {
+fn delta_lanes<const N: usize, D: RowDecay>(
+    token: Token<'_, D>,
+    v: &[f32],
+    m: Columns,
+    out: &mut [f32],
+) {
     let Token { q, k, decay, beta } = token;
     let mut d = [0.0f32; N];
     for (i, k) in k.iter().enumerate() {
         let row: &mut [f32; N] = m.row(i).first_chunk_mut().expect("N columns");
+        let decay = decay.of(i);
         for (m, d) in row.iter_mut().zip(&mut d) {
             *m *= decay;
             *d = m.mul_add(*k, *d);

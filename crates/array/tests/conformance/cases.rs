@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use longrun_array::{
-    DecayCurve, Delta, DeltaHeads, ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime,
-    Scoring, State, StateKind, Step, Tensor, Weight,
+    ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime, Scoring, State, StateKind, Step,
+    Tensor, Weight,
 };
 
-use crate::common::{IDS, MOST_ROWS, Rng, SLOTS, WIDTHS, random_matrix, spec};
+use crate::common::{IDS, MOST_ROWS, Rng, WIDTHS, random_matrix, spec};
 
 /// Where a case makes its weights and states.
 pub(crate) struct Rig {
@@ -296,55 +296,6 @@ pub(crate) fn write_kv(rig: &mut Rig) -> Model {
         }
         entries.iter().for_each(|state| drop(step.open(state).write(k)));
         x
-    })
-}
-
-pub(crate) fn conv(rig: &mut Rig) -> Model {
-    let cols = rig.rng.int(1, 150);
-    let table = rig.table(cols);
-    let layers: Vec<_> = (2..=4)
-        .map(|taps| {
-            let len = (taps - 1) * cols;
-            let state = rig.state(StateKind::Slots { len }, SLOTS, 0);
-            (rig.vector(taps * cols, -1.0, 1.0), state)
-        })
-        .collect();
-    model(move |step| {
-        let x = step.ids().embed(&table, 2.0);
-        let maps = [Map::Silu, Map::Scale(1.0), Map::GeluTanh];
-        let convolve = |((taps, state), f)| {
-            let (taps, state): (&Weight, &Arc<State>) = (taps, state);
-            x.conv(taps, None, step.open(state), f).0
-        };
-        sum(layers.iter().map(|(taps, state)| (taps, state)).zip(maps).map(convolve))
-    })
-}
-
-pub(crate) fn decay(rig: &mut Rig) -> Model {
-    let cols = rig.rng.int(1, 40);
-    let (table, neg_a) = (rig.table(cols), rig.vector(cols, -1.0, 0.0));
-    let bias = rig.vector(cols, -1.0, 1.0);
-    let sums = rig.state(StateKind::Slots { len: 2 * cols }, SLOTS, 0);
-    model(move |step| {
-        step.ids().embed(&table, 3.0).decay(&neg_a, &bias, step.open(&sums), DecayCurve::Softplus).0
-    })
-}
-
-pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
-    let (hk, shared) = (rig.rng.int(1, 2), rig.rng.int(1, 3));
-    let heads = DeltaHeads { hk, hv: hk * shared, dk: rig.rng.int(2, 24), dv: rig.rng.int(1, 70) };
-    let (hv, keys, values) = (heads.hv, heads.keys(), heads.values());
-    let table = rig.table(2 * keys + values + 2 * hv);
-    let (neg_a, bias) = (rig.vector(hv, -0.2, -0.01), rig.vector(hv, -1.0, 1.0));
-    let state = rig.state(StateKind::Slots { len: hv * heads.dk * heads.dv }, SLOTS, 0);
-    let sums = rig.state(StateKind::Slots { len: 2 * hv }, SLOTS, 0);
-    model(move |step| {
-        let x = step.ids().embed(&table, 1.0);
-        let [q, k, v, a, b] = x.split([keys, keys, values, hv, hv]);
-        let [q, k] = [q, k].map(|x| x.unit_norm(heads.dk, 1e-6, 1.0));
-        let (decay, _) = a.decay(&neg_a, &bias, step.open(&sums), DecayCurve::Softplus);
-        let beta = b.apply(Map::Sigmoid);
-        Delta { q, k, v, decay, beta }.rule(heads, step.open(&state)).0
     })
 }
 

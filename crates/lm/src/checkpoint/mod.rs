@@ -331,11 +331,44 @@ fn as_weight(raw: RawTensor<'_>) -> Option<TensorView<'_>> {
 /// The JSON object in the file `name`, if there is such a file.
 fn read_object(folder: &Folder, name: &str) -> Result<Option<Value>> {
     let Some(bytes) = folder.read(name, MAX_CONFIG)? else { return Ok(None) };
-    match serde_json::from_slice(&bytes) {
+    match serde_json::from_slice(&bytes).or_else(|error| match infinities_named(&bytes) {
+        Some(bytes) => serde_json::from_slice(&bytes),
+        None => Err(error),
+    }) {
         Ok(value @ Value::Object(_)) => Ok(Some(value)),
         Ok(_) => Err(Error::file("it is not a JSON object").at(name)),
         Err(error) => Err(Error::file(format!("it is not valid JSON: {error}")).at(name)),
     }
+}
+
+/// JSON in which each bare `Infinity`, as Python writes it, is an object as transformers writes it; `None` if there is
+/// none.
+fn infinities_named(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (bare, minus) = (b"Infinity", b"-Infinity");
+    let mut named = Vec::new();
+    let (mut i, mut found, mut quoted) = (0, false, false);
+    while let Some(byte) = bytes.get(i) {
+        let word = [&minus[..], bare].into_iter().find(|w| !quoted && bytes[i..].starts_with(w));
+        if let Some(word) = word {
+            found = true;
+            named.extend_from_slice(b"{\"__float__\": \"");
+            named.extend_from_slice(word);
+            named.extend_from_slice(b"\"}");
+            i += word.len();
+            continue;
+        }
+        match byte {
+            b'"' => quoted = !quoted,
+            b'\\' if quoted => {
+                named.push(*byte);
+                i += 1;
+            }
+            _ => {}
+        }
+        named.extend(bytes.get(i));
+        i += 1;
+    }
+    found.then_some(named)
 }
 
 /// The first few names, for a message.

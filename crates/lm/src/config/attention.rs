@@ -2,10 +2,43 @@
 
 use serde_json::Value;
 
+use super::delta::kda_mixers;
 use super::fields::Fields;
-use super::{Family, Mixer};
+use super::{Family, Mixer, ssm};
 use crate::error::{Error, Result};
-use crate::rope::RopeSpec;
+use crate::rope::{RopeSpec, Scaling};
+
+/// The most tokens that a context may be made for: ten million are known.
+const MOST_CONTEXT: usize = 1 << 24;
+
+/// Query heads, key heads, and numbers of a head; all 0 for a family without attention.
+pub(super) fn heads(f: &Fields<'_>, family: Family, hidden: usize) -> Result<[usize; 3]> {
+    if family == Family::Mamba2 {
+        return Ok([0; 3]);
+    }
+    let heads = f.size("num_attention_heads")?;
+    let kv_heads = f.size_or("num_key_value_heads", heads)?;
+    let dim = match f.size_opt("head_dim")? {
+        Some(dim) => dim,
+        None => f.size_or("attention_head_dim", hidden / heads)?,
+    };
+    if !heads.is_multiple_of(kv_heads) {
+        let what = format!("{heads} heads can't share {kv_heads} key heads");
+        return Err(Error::file(what).at("num_key_value_heads"));
+    }
+    if !dim.is_multiple_of(2) {
+        let what = format!("{dim} columns of a head can't be rotated in pairs");
+        return Err(Error::file(what).at("head_dim"));
+    }
+    Ok([heads, kv_heads, dim])
+}
+
+/// The most tokens of a sequence. Without attention there is nothing that ends.
+pub(super) fn context(f: &Fields<'_>, family: Family) -> Result<usize> {
+    let said = f.size_up_to("max_position_embeddings", MOST_CONTEXT)?;
+    let said = said.or(f.size_up_to("model_max_length", MOST_CONTEXT)?);
+    Ok(said.unwrap_or(if family == Family::Mamba2 { MOST_CONTEXT } else { 4096 }))
+}
 
 pub(super) fn mixers(
     f: &Fields<'_>,
@@ -14,6 +47,9 @@ pub(super) fn mixers(
     window: Option<usize>,
 ) -> Result<Vec<Mixer>> {
     let layers = rotates.len();
+    if let Some(mixers) = ssm::mixers(f, family, layers)? {
+        return Ok(mixers);
+    }
     let slides = slides(f, family, rotates, window)?;
     if let Some(list) = f.list("layer_types")? {
         if list.len() != layers {
@@ -23,11 +59,16 @@ pub(super) fn mixers(
         let kind = |v: &Value| match v.as_str() {
             Some("full_attention" | "indexed_attention") => Ok(Mixer::Full),
             Some("sliding_attention") if window.is_some() => Ok(Mixer::Sliding),
-            Some("linear_attention") if family.is_delta_hybrid() => Ok(Mixer::Linear),
+            Some("linear_attention") if family.is_delta_hybrid() || family.is_kda() => {
+                Ok(Mixer::Linear)
+            }
             Some("conv") if family == Family::Lfm2 => Ok(Mixer::Linear),
             _ => Err(Error::unsupported(format!("{v} is not known here")).at("layer_types")),
         };
         return list.iter().map(kind).collect();
+    }
+    if family == Family::KimiLinear {
+        return kda_mixers(f, layers);
     }
     let interval = f.size_or("full_attention_interval", 4)?;
     let mut attends = vec![true; layers];
@@ -145,10 +186,20 @@ pub(super) fn query_growth(f: &Fields<'_>, family: Family) -> Result<Option<(f32
     Ok(Some((beta as f32, n as usize)))
 }
 
-/// Layers whose entry in `no_rope_layers` is 0, or every n-th one of smollm3, do not rotate.
+/// Layers whose entry in `no_rope_layers` is 0, or every n-th one of smollm3, do not rotate; some families never do.
 pub(super) fn rotates(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<bool>> {
-    if family != Family::SmolLm3 {
-        return Ok(vec![true; layers]);
+    match family {
+        Family::SmolLm3 => {}
+        Family::NemotronH | Family::KimiLinear => return Ok(vec![false; layers]),
+        Family::GraniteMoeHybrid => match f.str("position_embedding_type")? {
+            None | Some("nope") => return Ok(vec![false; layers]),
+            Some("rope") => return Ok(vec![true; layers]),
+            Some(other) => {
+                let what = format!("positions by \"{other}\" are not known here");
+                return Err(Error::unsupported(what).at("position_embedding_type"));
+            }
+        },
+        _ => return Ok(vec![true; layers]),
     }
     let Some(list) = f.list("no_rope_layers")? else {
         let every = f.size_or("no_rope_layer_interval", 4)?;
@@ -195,7 +246,7 @@ fn completed(f: &Fields<'_>, family: Family, value: &Value, context: usize) -> R
     let mut value = value.clone();
     if let Some(map) = value.as_object_mut() {
         let original = "original_max_position_embeddings";
-        let outside = f.size_up_to(original, super::MOST_CONTEXT)?;
+        let outside = f.size_up_to(original, MOST_CONTEXT)?;
         if let Some(outside) = outside {
             map.insert(original.into(), outside.into());
         }
@@ -220,6 +271,10 @@ pub(super) fn ropes(
     dim: usize,
     context: usize,
 ) -> Result<(RopeSpec, Option<RopeSpec>)> {
+    if dim == 0 {
+        let none = RopeSpec { rotary: 0, theta: 1e4, scaling: Scaling::None };
+        return Ok((none, None));
+    }
     let theta = f.number("rope_theta")?;
     let partial = partial_of(f, family, dim)?;
     let default = theta_of(family);

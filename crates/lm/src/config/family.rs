@@ -35,6 +35,7 @@ pub enum Family {
     Mamba2,
     NemotronH,
     FalconH1,
+    Granite,
     GraniteMoeHybrid,
     Gemma4,
     DeepSeekV4,
@@ -48,7 +49,7 @@ use Family as F;
 
 impl Family {
     /// Every family with its `model_type` names; the first is the one that people use.
-    pub const NAMES: [(Self, &'static [&'static str]); 34] = [
+    pub const NAMES: [(Self, &'static [&'static str]); 35] = [
         (F::Llama, &["llama"]),
         (F::Mistral, &["mistral"]),
         (F::Qwen2, &["qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"]),
@@ -78,6 +79,7 @@ impl Family {
         (F::Mamba2, &["mamba2"]),
         (F::NemotronH, &["nemotron_h"]),
         (F::FalconH1, &["falcon_h1"]),
+        (F::Granite, &["granite", "granitemoe", "granitemoeshared"]),
         (F::GraniteMoeHybrid, &["granitemoehybrid"]),
         (F::Gemma4, &["gemma4", "gemma4_text"]),
         (F::DeepSeekV4, &["deepseek_v4"]),
@@ -135,6 +137,11 @@ impl Family {
     pub(super) fn routes_by_sigmoid(self) -> bool {
         matches!(self, F::Glm4Moe | F::MiniMaxM2 | F::DeepSeekV3 | F::DeepSeekV32)
             || matches!(self, F::KimiLinear | F::NemotronH | F::Glm5Next)
+    }
+
+    /// Layers of the delta rule with a decay for each channel of a key.
+    pub(super) fn is_kda(self) -> bool {
+        matches!(self, F::KimiLinear | F::Glm5Next)
     }
 
     /// Keys and values of all heads are made from one latent.

@@ -11,15 +11,19 @@ mod family;
 mod fields;
 mod mla;
 mod moe;
+mod multipliers;
+mod ssm;
 
 use serde_json::Value;
 
 pub use conv::ConvConfig;
-pub use delta::DeltaConfig;
+pub use delta::{DeltaConfig, KdaConfig};
 pub use family::Family;
 pub(crate) use fields::Fields;
 pub use mla::{IndexerConfig, MlaConfig};
 pub use moe::MoeConfig;
+pub use multipliers::Multipliers;
+pub use ssm::{SsmConfig, SsmGate};
 
 use crate::error::{Error, Result};
 use crate::rope::RopeSpec;
@@ -31,8 +35,12 @@ pub enum Mixer {
     Full,
     /// Attention over a window.
     Sliding,
-    /// A recurrence: the gated delta rule, or a short convolution.
+    /// A recurrence: the gated delta rule, a selective scan, or a short convolution.
     Linear,
+    /// Nothing: the layer is an MLP.
+    Mlp,
+    /// Nothing: the layer is a mixture of experts.
+    Experts,
 }
 
 /// A model's shape.
@@ -80,13 +88,13 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
+    pub kda: Option<KdaConfig>,
+    pub ssm: Option<SsmConfig>,
+    pub multipliers: Multipliers,
     pub indexer: Option<IndexerConfig>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
-
-/// The most tokens that a context may be made for: ten million are known.
-const MOST_CONTEXT: usize = 1 << 24;
 
 impl Config {
     /// Reads a `config.json`; a vision checkpoint gives its text part.
@@ -118,18 +126,8 @@ impl Config {
     fn read(f: &Fields<'_>) -> Result<Self> {
         let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
         let family = Family::of(name).map_err(|e| e.at("model_type"))?;
-        let [hidden, layers, heads] =
-            [f.size("hidden_size")?, f.size("num_hidden_layers")?, f.size("num_attention_heads")?];
-        let kv_heads = f.size_or("num_key_value_heads", heads)?;
-        let head_dim = f.size_or("head_dim", hidden / heads)?;
-        if !heads.is_multiple_of(kv_heads) {
-            let what = format!("{heads} heads can't share {kv_heads} key heads");
-            return Err(Error::file(what).at("num_key_value_heads"));
-        }
-        if !head_dim.is_multiple_of(2) {
-            let what = format!("{head_dim} columns of a head can't be rotated in pairs");
-            return Err(Error::file(what).at("head_dim"));
-        }
+        let [hidden, layers] = [f.size("hidden_size")?, ssm::layers(f, family)?];
+        let [heads, kv_heads, head_dim] = attention::heads(f, family, hidden)?;
         check_activation(f, family)?;
         attention::check_gate(f, family)?;
         // Where windows are switched off, some writers leave a 0.
@@ -138,7 +136,7 @@ impl Config {
         let window = if off { None } else { f.size_opt("sliding_window")? };
         let rotates = attention::rotates(f, family, layers)?;
         let mixers = attention::mixers(f, family, &rotates, window)?;
-        let context = f.size_up_to("max_position_embeddings", MOST_CONTEXT)?.unwrap_or(4096);
+        let context = attention::context(f, family)?;
         let eps = eps(f, family)?;
         let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
@@ -155,10 +153,7 @@ impl Config {
             heads,
             kv_heads,
             head_dim,
-            intermediate: match family {
-                Family::Lfm2 => conv::inner_width(f, hidden)?,
-                _ => f.size_or("intermediate_size", hidden)?,
-            },
+            intermediate: moe::dense_intermediate(f, family, hidden)?,
             vocab: f.size("vocab_size")?,
             eps,
             context,
@@ -172,17 +167,24 @@ impl Config {
             attention_bias,
             output_bias,
             mlp_bias: f.bool_or("mlp_bias", false)?,
-            scale: if gemma { scalar.powf(-0.5) as f32 } else { (head_dim as f32).powf(-0.5) },
+            scale: match multipliers::scale(f, family, head_dim)? {
+                Some(scale) => scale,
+                None if gemma => scalar.powf(-0.5) as f32,
+                None => (head_dim.max(1) as f32).powf(-0.5),
+            },
             query_growth: attention::query_growth(f, family)?,
             qk_norms: attention::qk_norms(f, family)?,
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
             norms_less_one: (gemma || family.is_delta_hybrid()) && !shifted,
-            moe: match family.has_experts() {
+            moe: match moe::has_experts(f, family)? {
                 true => Some(moe::moe(f, family, layers)?),
                 false => None,
             },
             delta: if family.is_delta_hybrid() { Some(delta::delta(f)?) } else { None },
+            kda: if family.is_kda() { Some(delta::kda(f, family)?) } else { None },
+            ssm: ssm::ssm(f, family, hidden)?,
+            multipliers: multipliers::multipliers(f, family)?,
             conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
             mla,
             indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
@@ -210,6 +212,7 @@ pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
 fn eps(f: &Fields<'_>, family: Family) -> Result<f32> {
     Ok(match family {
         Family::Lfm2 => f.positive("norm_eps")?.unwrap_or(1e-5),
+        Family::Mamba2 | Family::NemotronH => f.positive("layer_norm_epsilon")?.unwrap_or(1e-5),
         _ => f.positive("rms_norm_eps")?.unwrap_or(1e-6),
     })
 }
@@ -225,9 +228,18 @@ fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {
 }
 
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {
-    let name = f.str("hidden_activation")?.or(f.str("hidden_act")?);
     let gemma = family.is_gemma();
-    match name {
+    if family == Family::NemotronH {
+        let name = f.str("mlp_hidden_act")?.unwrap_or("relu2");
+        return match name {
+            "relu2" => Ok(()),
+            other => {
+                let what = format!("activation \"{other}\" is not known for {}", family.name());
+                Err(Error::unsupported(what).at("mlp_hidden_act"))
+            }
+        };
+    }
+    match f.str("hidden_activation")?.or(f.str("hidden_act")?) {
         None => Ok(()),
         Some("silu" | "swish") if !gemma => Ok(()),
         Some("gelu_pytorch_tanh" | "gelu_tanh") if gemma => Ok(()),

@@ -3,8 +3,8 @@
 use longrun_array::{Glu, Groups, Map, Score, Scoring};
 use serde_json::Value;
 
-use super::Family;
 use super::fields::Fields;
+use super::{Family, conv};
 use crate::error::{Error, Result};
 
 /// Experts of a mixture.
@@ -18,6 +18,8 @@ pub struct MoeConfig {
     pub intermediate: usize,
     /// The inner width of the expert that serves every token; 0 without.
     pub shared_intermediate: usize,
+    /// Columns that experts work on where they are fewer than the model's.
+    pub latent: Option<usize>,
     /// How logits become weights.
     pub scoring: Scoring,
     /// Whether each layer has experts, or a plain MLP.
@@ -36,6 +38,26 @@ fn any(f: &Fields<'_>, names: &[&str]) -> Result<usize> {
     Err(f.missing(names[0]))
 }
 
+/// The inner width of an MLP without experts.
+pub(super) fn dense_intermediate(f: &Fields<'_>, family: Family, hidden: usize) -> Result<usize> {
+    match family {
+        Family::GraniteMoeHybrid => f.size_or("shared_intermediate_size", hidden),
+        Family::Lfm2 => conv::inner_width(f, hidden),
+        _ => f.size_or("intermediate_size", hidden),
+    }
+}
+
+/// Whether there are experts; some families leave them out.
+pub(super) fn has_experts(f: &Fields<'_>, family: Family) -> Result<bool> {
+    match family {
+        Family::Granite | Family::GraniteMoeHybrid => {
+            Ok(f.count("num_local_experts")?.is_some_and(|n| n > 0))
+        }
+        Family::NemotronH => Ok(f.count("n_routed_experts")?.is_some_and(|n| n > 0)),
+        _ => Ok(family.has_experts()),
+    }
+}
+
 pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeConfig> {
     let experts = any(f, &["num_experts", "num_local_experts", "n_routed_experts"])?;
     let names = ["num_experts_per_tok", "num_experts_per_token", "experts_per_token"];
@@ -47,6 +69,10 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
         per_token,
         intermediate,
         shared_intermediate: shared(f, family, intermediate)?,
+        latent: match family {
+            Family::NemotronH => f.size_opt("moe_latent_size")?,
+            _ => None,
+        },
         scoring: scoring(f, family)?,
         sparse: sparse(f, layers)?,
         f: match family {
@@ -72,6 +98,8 @@ fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> 
             f.size("shared_expert_intermediate_size")
         }
         Family::GraniteMoeHybrid => f.size("shared_intermediate_size"),
+        Family::Granite => Ok(f.count("shared_intermediate_size")?.unwrap_or(0)),
+        Family::NemotronH if f.count("n_shared_experts")? == Some(0) => Ok(0),
         Family::NemotronH => f.size("moe_shared_expert_intermediate_size"),
         _ => {
             let count = match f.count("n_shared_experts")? {
@@ -86,7 +114,11 @@ fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> 
 fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
     let always = matches!(
         family,
-        Family::Mixtral | Family::MiniMaxM2 | Family::GptOss | Family::GraniteMoeHybrid
+        Family::Mixtral
+            | Family::MiniMaxM2
+            | Family::GptOss
+            | Family::Granite
+            | Family::GraniteMoeHybrid
     );
     let default = family == Family::Qwen35Moe || family.routes_by_sigmoid();
     let renormalize = match f.get("moe_renormalize") {
@@ -126,6 +158,9 @@ fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
 
 /// Some families have plain layers first, some in between, some by list.
 fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
+    let (every, first) = (f.size_or("decoder_sparse_step", 1)?, f.count("first_k_dense_replace")?);
+    let freq = f.size_or("moe_layer_freq", 1)?;
+    // A list says it all, whatever stands beside it.
     if let Some(list) = f.list("mlp_layer_types")? {
         if list.len() != layers {
             let what = format!("{} entries for {layers} layers", list.len());
@@ -139,8 +174,6 @@ fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
     };
     let dense = f.list("mlp_only_layers")?.map_or(&[][..], Vec::as_slice);
     let dense: Vec<usize> = dense.iter().map(layer).collect::<Result<_>>()?;
-    let (every, first) = (f.size_or("decoder_sparse_step", 1)?, f.count("first_k_dense_replace")?);
-    let freq = f.size_or("moe_layer_freq", 1)?;
     let is_sparse = |i: &usize| {
         let counted = (i + 1).is_multiple_of(every) && i.is_multiple_of(freq);
         counted && *i >= first.unwrap_or(0) && !dense.contains(i)

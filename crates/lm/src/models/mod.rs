@@ -3,8 +3,12 @@
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
 mod deepseek_v3;
+mod falcon_h1;
 mod gemma3;
+mod granite;
+mod kimi_linear;
 mod lfm2;
+mod nemotron_h;
 mod olmo2;
 mod qwen3_next;
 mod transformer;
@@ -74,13 +78,10 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         Family::DeepSeekV3 | Family::DeepSeekV32 => {
             Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
         }
-        Family::KimiLinear
-        | Family::Mamba2
-        | Family::NemotronH
-        | Family::FalconH1
-        | Family::GraniteMoeHybrid
-        | Family::Gemma4
-        | Family::DeepSeekV4
-        | Family::Glm5Next => todo!(),
+        Family::Mamba2 | Family::NemotronH => Box::new(nemotron_h::NemotronH::load(w, config)?),
+        Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
+        Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
+        Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
+        Family::Gemma4 | Family::DeepSeekV4 | Family::Glm5Next => todo!(),
     })
 }

@@ -43,10 +43,7 @@ impl GatedDeltaNet {
                 w.linear("in_proj_a", [hv, h], false)?,
             ]
         };
-        // The checkpoint has each channel's taps together, [C, 1, K]; the kernel wants them tap by tap.
-        let by_channel = w.numbers("conv1d.weight", channels * taps, 0.3)?;
-        let by_tap = |i: usize| by_channel[i % channels * taps + i / channels];
-        let by_tap: Vec<f32> = (0..channels * taps).map(by_tap).collect();
+        let by_tap = w.conv_taps("conv1d.weight", channels, taps)?;
         Ok(Self {
             qkv,
             z,

@@ -3,6 +3,8 @@
 //! Owns the layers that more than one family uses. Shapes are `[T, cols]`: `T` tokens of all rows of a step.
 
 mod attention;
+mod kda;
+mod mamba;
 mod mla;
 mod moe;
 mod rope;
@@ -10,6 +12,8 @@ mod rope;
 use longrun_array::{Glu, Map, Step, Tensor, Weight};
 
 pub use attention::{Attention, AttentionKind};
+pub use kda::Kda;
+pub use mamba::Mamba;
 pub use mla::Mla;
 pub use moe::{FeedForward, Moe};
 pub use rope::Rope;
@@ -17,6 +21,12 @@ pub use rope::Rope;
 use crate::config::Config;
 use crate::error::Result;
 use crate::weights::Weights;
+
+/// `x * factor`, and nothing where that is 1.
+#[track_caller]
+pub(crate) fn scaled(x: Tensor<'_>, factor: f32) -> Tensor<'_> {
+    if factor == 1.0 { x } else { x.apply(Map::Scale(factor)) }
+}
 
 /// `x W^T + b`
 pub struct Linear {
@@ -83,7 +93,14 @@ impl Mlp {
     /// `[T, H] -> [T, H]`
     #[track_caller]
     pub fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
-        self.down.apply(self.up.apply(x).gated(self.gate.apply(x), self.f))
+        self.forward_scaled(x, [1.0; 2])
+    }
+
+    /// The same with factors on the gate, before its function, and on the result.
+    #[track_caller]
+    pub fn forward_scaled<'s>(&self, x: Tensor<'s>, [gate, down]: [f32; 2]) -> Tensor<'s> {
+        let gate = scaled(self.gate.apply(x), gate);
+        scaled(self.down.apply(self.up.apply(x).gated(gate, self.f)), down)
     }
 }
 
@@ -101,11 +118,17 @@ impl Head {
     /// Emits what the step's key asks for, for the tokens whose results are wanted.
     #[track_caller]
     pub fn emit<'s>(&self, step: Step<'s>, x: Tensor<'s>) {
+        self.emit_scaled(step, x, 1.0);
+    }
+
+    /// The same with a factor on the scores.
+    #[track_caller]
+    pub fn emit_scaled<'s>(&self, step: Step<'s>, x: Tensor<'s>, factor: f32) {
         let x = self.norm.apply(x.take_outputs());
         if step.key().head == longrun_array::Head::Hidden {
             return step.emit(x);
         }
-        let logits = self.linear.apply(x);
+        let logits = scaled(self.linear.apply(x), factor);
         step.emit(match self.softcap {
             Some(c) => logits.apply(Map::Softcap(c)),
             None => logits,

@@ -48,14 +48,20 @@ pub struct Weights<'a> {
     read: Option<(&'a RefCell<BTreeSet<String>>, Progress<'a>)>,
 }
 
-/// The prefixes that writers put before `embed_tokens.weight`.
-const ROOTS: [&str; 4] = ["model.", "language_model.model.", "model.language_model.", ""];
+/// The prefixes that writers put before the embedding.
+const ROOTS: [&str; 5] =
+    ["model.", "language_model.model.", "model.language_model.", "backbone.", ""];
+
+/// The names that writers give the embedding.
+const EMBEDDINGS: [&str; 3] = ["embed_tokens", "embeddings", "embedding"];
 
 impl<'a> Weights<'a> {
     /// All weights of a source. `less_one` says that norm weights are stored less 1; `eps` goes into every norm.
     pub fn new(runtime: &'a Runtime, source: Source<'a>, less_one: bool, eps: f32) -> Self {
         let has = |root: &&&str| match source {
-            Source::Checkpoint(c) => c.raw(&format!("{root}embed_tokens.weight")).is_some(),
+            Source::Checkpoint(c) => {
+                EMBEDDINGS.iter().any(|name| c.raw(&format!("{root}{name}.weight")).is_some())
+            }
             Source::Seed(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
@@ -157,6 +163,15 @@ impl<'a> Weights<'a> {
         let mut numbers = vec![0.0; count];
         t.format.dequantize_row(t.data, &mut numbers);
         Ok(numbers)
+    }
+
+    /// The taps of a depthwise convolution, `[K, channels]`; files have them channel by channel.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another size.
+    pub fn conv_taps(&self, name: &str, channels: usize, k: usize) -> Result<Vec<f32>> {
+        let by_channel = self.numbers(name, channels * k, 0.3)?;
+        Ok((0..channels * k).map(|i| by_channel[i % channels * k + i / channels]).collect())
     }
 
     fn misshapen(&self, t: &TensorView<'_>, want: &[usize]) -> Error {
@@ -338,6 +353,49 @@ impl<'a> Weights<'a> {
         Ok([part(0)?, part(1)?])
     }
 
+    /// The stacked matrices `name [experts, rows, cols]`, all rows below each other.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub(crate) fn host_stack(
+        &self,
+        name: &str,
+        experts: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<HostMatrix<'a>> {
+        let c = match self.source {
+            Source::Checkpoint(c) => c,
+            Source::Seed(_) => {
+                let all = self.host(name, [experts * rows, cols])?;
+                return Ok(HostMatrix { rows, ..all });
+            }
+        };
+        let t = self.tensor(c, name)?;
+        if t.shape != [experts, rows, cols] {
+            return Err(self.misshapen(&t, &[experts, rows, cols]));
+        }
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+    }
+
+    /// The first and the second halves of the rows of each matrix of `name [experts, 2 * rows, cols]`.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn halves(
+        &self,
+        name: &str,
+        experts: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<[Weight; 2]> {
+        let all = self.host_stack(name, experts, [2 * rows, cols])?;
+        let all = HostMatrix { rows: experts * 2 * rows, ..all };
+        let part = |half: usize| -> Result<Weight> {
+            let order = (0..experts * rows).map(|i| (i / rows * 2 + half) * rows + i % rows);
+            self.put(name, &HostMatrix { rows, ..all.take_rows(order) }, experts)
+        };
+        Ok([part(0)?, part(1)?])
+    }
+
     /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`, unless the files have another.
     ///
     /// # Errors
@@ -347,8 +405,8 @@ impl<'a> Weights<'a> {
         [vocab, hidden]: [usize; 2],
         tied: bool,
     ) -> Result<(Weight, Linear)> {
-        let (name, head) = ("embed_tokens.weight", "lm_head.weight");
-        let embedding = self.matrix(name, [vocab, hidden])?;
+        let (name, head) = (format!("{}.weight", self.first_of(&EMBEDDINGS)), "lm_head.weight");
+        let embedding = self.matrix(&name, [vocab, hidden])?;
         let outside = self.root.strip_suffix("model.").unwrap_or("");
         let at = |root| Self { root, prefix: String::new(), ..self.clone() };
         let root = [outside, "", self.root].into_iter().find(|root| at(root).in_files(head));
@@ -356,7 +414,7 @@ impl<'a> Weights<'a> {
         let own = match (self.source, root) {
             (Source::Checkpoint(c), Some(root)) => {
                 let bytes = |name: String| c.raw(&name).map(|t| t.data);
-                bytes(self.full(name)) != bytes(at(root).full(head))
+                bytes(self.full(&name)) != bytes(at(root).full(head))
             }
             _ => false,
         };

@@ -1,0 +1,203 @@
+//! Granite: dense (3), with experts, and hybrids of selective scans and attention (4), with factors on embeddings,
+//! scores, logits, and on what each half of a block adds.
+//!
+//! `h = x + r mixer(norm x)`, `h + r ff(norm h)`; hybrids may have no positions.
+
+use longrun_array::{ExpertsUp, Map, Scoring, Step, Tensor, Weight};
+
+use super::Model;
+use crate::cache::{CacheSpec, Caches};
+use crate::config::{Config, Mixer, MoeConfig, Multipliers};
+use crate::error::{Error, Result};
+use crate::nn::{Attention, AttentionKind, Head, Linear, Mamba, Mlp, RmsNorm, Rope, scaled};
+use crate::weights::Weights;
+
+enum TokenMixer {
+    Scan(Box<Mamba>),
+    Attention(Box<Attention>),
+}
+
+/// An MLP whose gate and other half are one matrix: `down(silu(g) u)` with `[g | u] = up x`.
+struct JoinedMlp {
+    up: Linear,
+    down: Linear,
+    inner: usize,
+}
+
+impl JoinedMlp {
+    fn load(w: &Weights<'_>, c: &Config, inner: usize) -> Result<Self> {
+        Ok(Self {
+            up: w.linear("input_linear", [2 * inner, c.hidden], false)?,
+            down: w.linear("output_linear", [c.hidden, inner], false)?,
+            inner,
+        })
+    }
+
+    fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
+        let [gate, up] = self.up.apply(x).split([self.inner; 2]);
+        self.down.apply(up.gated(gate, Map::Silu))
+    }
+}
+
+struct Moe {
+    router: Linear,
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+    shared: Option<JoinedMlp>,
+    k: usize,
+    scoring: Scoring,
+}
+
+impl Moe {
+    /// `w` is that of a layer.
+    fn load(w: &Weights<'_>, c: &Config, m: &MoeConfig) -> Result<Self> {
+        let (experts, n, shape) =
+            (&w.at("block_sparse_moe"), m.experts, [m.intermediate, c.hidden]);
+        let joined = "input_linear.weight";
+        let [gate, up] = match experts.has(joined) {
+            true => experts.halves(joined, n, shape)?,
+            false => experts.gate_up(["gate_proj", "up_proj"], n, shape)?,
+        };
+        let shape = [c.hidden, m.intermediate];
+        let joined = "output_linear.weight";
+        let shared = match m.shared_intermediate {
+            0 => None,
+            inner => Some(JoinedMlp::load(&w.at("shared_mlp"), c, inner)?),
+        };
+        Ok(Self {
+            router: experts.linear("router.layer", [n, c.hidden], false)?,
+            gate,
+            up,
+            down: match experts.has(joined) {
+                true => experts.put(joined, &experts.host_stack(joined, n, shape)?, n)?,
+                false => experts.experts("down_proj", n, shape)?,
+            },
+            shared,
+            k: m.per_token,
+            scoring: m.scoring,
+        })
+    }
+
+    fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
+        let routing = self.router.apply(x).route(self.k, self.scoring); // [T, 2k]
+        let up = ExpertsUp::gated(&self.gate, &self.up, Map::Silu);
+        let y = x.experts_up(routing, up).experts_down(routing, &self.down, None);
+        match &self.shared {
+            Some(mlp) => y + mlp.forward(x),
+            None => y,
+        }
+    }
+}
+
+enum FeedForward {
+    Mlp(Box<Mlp>),
+    Joined(Box<JoinedMlp>),
+    Moe(Box<Moe>),
+}
+
+impl FeedForward {
+    fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
+        Ok(match &c.moe {
+            Some(m) => Self::Moe(Box::new(Moe::load(w, c, m)?)),
+            None if w.has("mlp.gate_proj.weight") => {
+                Self::Mlp(Box::new(Mlp::load(&w.at("mlp"), c, c.intermediate, Map::Silu)?))
+            }
+            None => {
+                Self::Joined(Box::new(JoinedMlp::load(&w.at("shared_mlp"), c, c.intermediate)?))
+            }
+        })
+    }
+
+    fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
+        match self {
+            Self::Mlp(mlp) => mlp.forward(x),
+            Self::Joined(mlp) => mlp.forward(x),
+            Self::Moe(moe) => moe.forward(x),
+        }
+    }
+}
+
+struct Layer {
+    input_norm: RmsNorm,
+    mixer: TokenMixer,
+    post_norm: RmsNorm,
+    mlp: FeedForward,
+}
+
+impl Layer {
+    fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
+        let mixer = match c.mixers[i] {
+            Mixer::Linear => {
+                let s = c.ssm.as_ref().ok_or_else(|| Error::file("a scan without sizes"))?;
+                TokenMixer::Scan(Box::new(Mamba::load(&w.at("mamba"), c, s, caches)?))
+            }
+            _ => {
+                let (w, kind) = (&w.at("self_attn"), AttentionKind::default());
+                TokenMixer::Attention(Box::new(Attention::load(w, c, i, caches, kind)?))
+            }
+        };
+        Ok(Self {
+            input_norm: w.norm("input_layernorm", c.hidden)?,
+            mixer,
+            post_norm: w.norm("post_attention_layernorm", c.hidden)?,
+            mlp: FeedForward::load(w, c)?,
+        })
+    }
+
+    fn forward<'s>(
+        &self,
+        x: Tensor<'s>,
+        rope: Tensor<'s>,
+        residual: f32,
+        caches: &Caches,
+    ) -> Tensor<'s> {
+        let y = self.input_norm.apply(x);
+        let y = match &self.mixer {
+            TokenMixer::Scan(mamba) => mamba.forward(y, caches),
+            TokenMixer::Attention(attention) => attention.forward(y, rope, caches),
+        };
+        let h = x + scaled(y, residual);
+        h + scaled(self.mlp.forward(self.post_norm.apply(h)), residual)
+    }
+}
+
+pub(super) struct Granite {
+    embedding: Weight,
+    rope: Rope,
+    layers: Vec<Layer>,
+    head: Head,
+    multipliers: Multipliers,
+    caches: CacheSpec,
+}
+
+impl Granite {
+    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
+        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
+        let mut caches = CacheSpec::default();
+        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
+        Ok(Self {
+            embedding,
+            rope: Rope::new(w, &c.rope, "rope")?,
+            layers: layers.collect::<Result<_>>()?,
+            head: Head { norm: w.norm("norm", c.hidden)?, linear, softcap: None },
+            multipliers: c.multipliers,
+            caches,
+        })
+    }
+}
+
+impl Model for Granite {
+    fn caches(&self) -> CacheSpec {
+        self.caches.clone()
+    }
+
+    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
+        let (rope, m) = (self.rope.table(step), &self.multipliers);
+        let mut x = step.ids().embed(&self.embedding, m.embedding); // [T, H]
+        for layer in &self.layers {
+            x = layer.forward(x, rope, m.residual, caches);
+        }
+        self.head.emit_scaled(step, x, m.logits);
+    }
+}

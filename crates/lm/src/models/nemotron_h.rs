@@ -1,0 +1,158 @@
+//! Mamba 2 and Nemotron-H: blocks of one mixer each, `x + mixer(norm x)`.
+//!
+//! All blocks of Mamba 2 are selective scans. Those of Nemotron-H are scans, attention without positions, MLPs, or
+//! mixtures of experts; both of the latter square what is above 0 and have no gate.
+
+use longrun_array::{ExpertsUp, Map, Scoring, Step, Tensor, Weight};
+
+use super::Model;
+use crate::cache::{CacheSpec, Caches};
+use crate::config::{Config, Mixer};
+use crate::error::{Error, Result};
+use crate::nn::{Attention, AttentionKind, Head, Linear, Mamba, RmsNorm};
+use crate::weights::Weights;
+
+/// `down(relu(up x)^2)`
+struct Mlp {
+    up: Linear,
+    down: Linear,
+}
+
+impl Mlp {
+    fn load(w: &Weights<'_>, c: &Config, inner: usize) -> Result<Self> {
+        Ok(Self {
+            up: w.linear("up_proj", [inner, c.hidden], c.mlp_bias)?,
+            down: w.linear("down_proj", [c.hidden, inner], c.mlp_bias)?,
+        })
+    }
+
+    fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
+        self.down.apply(self.up.apply(x).apply(Map::Relu2))
+    }
+}
+
+/// Experts beside one that serves every token; they may work on fewer columns.
+struct Moe {
+    router: Linear,
+    correction: Weight,
+    latent: Option<[Linear; 2]>,
+    up: Weight,
+    down: Weight,
+    shared: Mlp,
+    k: usize,
+    scoring: Scoring,
+}
+
+impl Moe {
+    fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
+        let missing = || Error::file("this field is missing").at("n_routed_experts");
+        let m = c.moe.as_ref().ok_or_else(missing)?;
+        let width = m.latent.unwrap_or(c.hidden);
+        let latent = match m.latent {
+            Some(width) => Some([
+                w.linear("fc1_latent_proj", [width, c.hidden], c.mlp_bias)?,
+                w.linear("fc2_latent_proj", [c.hidden, width], c.mlp_bias)?,
+            ]),
+            None => None,
+        };
+        Ok(Self {
+            router: w.linear("gate", [m.experts, c.hidden], false)?,
+            correction: w.vector("gate.e_score_correction_bias", m.experts, 0.0, |b| b)?,
+            latent,
+            up: w.experts("up_proj", m.experts, [m.intermediate, width])?,
+            down: w.experts("down_proj", m.experts, [width, m.intermediate])?,
+            shared: Mlp::load(&w.at("shared_experts"), c, m.shared_intermediate)?,
+            k: m.per_token,
+            scoring: m.scoring,
+        })
+    }
+
+    fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
+        let routing = self.router.apply(x).route_with(self.k, self.scoring, &self.correction);
+        let up = ExpertsUp { gate: None, up: &self.up, bias: None, f: Map::Relu2.into() };
+        let experts =
+            |x: Tensor<'s>| x.experts_up(routing, up).experts_down(routing, &self.down, None);
+        let y = match &self.latent {
+            Some([into, out]) => out.apply(experts(into.apply(x))),
+            None => experts(x),
+        };
+        y + self.shared.forward(x)
+    }
+}
+
+enum Block {
+    Scan(Box<Mamba>),
+    Attention(Box<Attention>),
+    Mlp(Box<Mlp>),
+    Moe(Box<Moe>),
+}
+
+struct Layer {
+    norm: RmsNorm,
+    block: Block,
+}
+
+impl Layer {
+    fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
+        let mixer = &w.at("mixer");
+        let block = match c.mixers[i] {
+            Mixer::Linear => {
+                let s = c.ssm.as_ref().ok_or_else(|| Error::file("a scan without sizes"))?;
+                Block::Scan(Box::new(Mamba::load(mixer, c, s, caches)?))
+            }
+            Mixer::Mlp => Block::Mlp(Box::new(Mlp::load(mixer, c, c.intermediate)?)),
+            Mixer::Experts => Block::Moe(Box::new(Moe::load(mixer, c)?)),
+            _ => {
+                let kind = AttentionKind::default();
+                Block::Attention(Box::new(Attention::load(mixer, c, i, caches, kind)?))
+            }
+        };
+        Ok(Self { norm: w.norm("norm", c.hidden)?, block })
+    }
+
+    fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+        let y = self.norm.apply(x);
+        x + match &self.block {
+            Block::Scan(mamba) => mamba.forward(y, caches),
+            Block::Attention(attention) => attention.forward(y, rope, caches),
+            Block::Mlp(mlp) => mlp.forward(y),
+            Block::Moe(moe) => moe.forward(y),
+        }
+    }
+}
+
+pub(super) struct NemotronH {
+    embedding: Weight,
+    layers: Vec<Layer>,
+    head: Head,
+    caches: CacheSpec,
+}
+
+impl NemotronH {
+    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
+        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
+        let mut caches = CacheSpec::default();
+        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
+        Ok(Self {
+            embedding,
+            layers: layers.collect::<Result<_>>()?,
+            head: Head { norm: w.norm("norm_f", c.hidden)?, linear, softcap: None },
+            caches,
+        })
+    }
+}
+
+impl Model for NemotronH {
+    fn caches(&self) -> CacheSpec {
+        self.caches.clone()
+    }
+
+    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
+        let mut x = step.ids().embed(&self.embedding, 1.0); // [T, H]
+        for layer in &self.layers {
+            // No layer rotates.
+            x = layer.forward(x, x, caches);
+        }
+        self.head.emit(step, x);
+    }
+}
