@@ -24,7 +24,17 @@ pub enum Float {
 }
 
 impl Float {
-    fn round(self, x: f32) -> f32 {
+    /// Appends the numbers in this type, little-endian.
+    pub fn put(self, numbers: &[f32], to: &mut Vec<u8>) {
+        match self {
+            Self::F32 => to.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+            Self::F16 => to.extend(numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes())),
+            Self::BF16 => to.extend(numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())),
+        }
+    }
+
+    /// The nearest number of this type.
+    pub fn round(self, x: f32) -> f32 {
         match self {
             Self::F32 => x,
             Self::F16 => f16::from_f32(x).to_f32(),

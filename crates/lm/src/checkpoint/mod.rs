@@ -33,6 +33,7 @@ pub use tensor::{RawDtype, RawTensor, TensorView};
 use self::packed::Packed;
 use self::source::{Bytes, Folder};
 use self::tensor::Located;
+use crate::adapter::Adapter;
 use crate::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -47,6 +48,16 @@ const TEXT_FILES: [(&str, u64); 4] = [
     ("chat_template.jinja", 4 * MIB),
     ("special_tokens_map.json", 4 * MIB),
 ];
+/// Their names.
+pub(crate) const TEXT_FILE_NAMES: [&str; TEXT_FILES.len()] = {
+    let mut names = [""; TEXT_FILES.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = TEXT_FILES[i].0;
+        i += 1;
+    }
+    names
+};
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
@@ -60,6 +71,7 @@ pub struct Checkpoint {
     generation_config: Option<Value>,
     files: Vec<(&'static str, Cow<'static, [u8]>)>,
     gguf: Option<Gguf>,
+    adapter: Option<Adapter>,
 }
 
 /// A tensor and the shard that holds it.
@@ -214,6 +226,7 @@ impl Checkpoint {
             generation_config: None,
             files: Vec::new(),
             gguf: None,
+            adapter: None,
         }
     }
 
@@ -281,10 +294,31 @@ impl Checkpoint {
         }
     }
 
-    /// Whether MLX wrote the files. It keeps the norms and convolutions of some families in another
-    /// form than the library that the families come from.
+    /// Whether the files have the form that MLX gives them: it keeps the norms and convolutions of some families
+    /// otherwise than the library that the families come from. Convolutions show it by their shape.
     pub fn is_mlx(&self) -> bool {
-        self.mlx
+        let taps = self.tensors.iter().find(|(name, _)| name.ends_with("conv1d.weight"));
+        match taps.map(|(name, entry)| self.view(name, entry).shape) {
+            Some(&[_, between, last]) if between != last => last == 1,
+            _ => self.mlx,
+        }
+    }
+
+    /// The number `name` of the config, or of its text part.
+    pub(crate) fn config_number(&self, name: &str) -> Option<usize> {
+        let value = self.config["text_config"].get(name).or_else(|| self.config.get(name));
+        usize::try_from(value?.as_u64()?).ok()
+    }
+
+    /// Puts `adapter` beside the weights: models add it as they load.
+    #[must_use]
+    pub fn with_adapter(self, adapter: Adapter) -> Self {
+        Self { adapter: Some(adapter), ..self }
+    }
+
+    /// What [`with_adapter`](Self::with_adapter) has put here.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
     }
 
     /// `config.json`, an object; for GGUF one in its style made from the metadata.

@@ -33,15 +33,6 @@ pub(super) fn heads(f: &Fields<'_>, family: Family, hidden: usize) -> Result<[us
     Ok([heads, kv_heads, dim])
 }
 
-/// What norms add to a mean square.
-pub(super) fn eps(f: &Fields<'_>, family: Family) -> Result<f32> {
-    match family {
-        Family::Mamba2 | Family::NemotronH => Ok(f.positive("layer_norm_epsilon")?.unwrap_or(1e-5)),
-        Family::Lfm2 => Ok(f.positive("norm_eps")?.unwrap_or(1e-5)),
-        _ => Ok(f.positive("rms_norm_eps")?.unwrap_or(1e-6)),
-    }
-}
-
 /// The most tokens of a sequence. Without attention there is nothing that ends.
 pub(super) fn context(f: &Fields<'_>, family: Family) -> Result<usize> {
     let said = f.size_up_to("max_position_embeddings", MOST_CONTEXT)?;
@@ -111,7 +102,7 @@ fn slides(
     let switched = f.bool_or("use_sliding_window", false)?;
     let full_first = f.count("max_window_layers")?.unwrap_or(28);
     let slides = |i: usize| match family {
-        Family::Gemma3 => !(i + 1).is_multiple_of(pattern),
+        Family::Gemma3 | Family::Gemma4 => !(i + 1).is_multiple_of(pattern),
         Family::Gemma2 | Family::GptOss => i.is_multiple_of(2),
         Family::Olmo3 => !(i + 1).is_multiple_of(4),
         Family::Mistral | Family::Mixtral | Family::Ministral3 | Family::Phi3 => true,

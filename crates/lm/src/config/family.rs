@@ -109,7 +109,7 @@ impl Family {
     }
 
     pub(super) fn is_gemma(self) -> bool {
-        matches!(self, F::Gemma2 | F::Gemma3)
+        matches!(self, F::Gemma2 | F::Gemma3 | F::Gemma4)
     }
 
     /// Queries, keys and values have biases if nothing is said.
@@ -139,6 +139,11 @@ impl Family {
             || matches!(self, F::KimiLinear | F::NemotronH | F::Glm5Next)
     }
 
+    /// Layers of the delta rule with a decay for each channel of a key.
+    pub(super) fn is_kda(self) -> bool {
+        matches!(self, F::KimiLinear | F::Glm5Next)
+    }
+
     /// Keys and values of all heads are made from one latent.
     pub(super) fn is_latent(self) -> bool {
         matches!(self, F::DeepSeekV3 | F::DeepSeekV32 | F::KimiLinear | F::Glm5Next)
@@ -147,11 +152,6 @@ impl Family {
     /// An indexer chooses what attention looks at.
     pub(super) fn has_indexer(self) -> bool {
         matches!(self, F::DeepSeekV32 | F::DeepSeekV4 | F::Glm5Next)
-    }
-
-    /// Layers of the delta rule with a decay for each channel of a key.
-    pub(super) fn is_kda(self) -> bool {
-        matches!(self, F::KimiLinear | F::Glm5Next)
     }
 
     /// Layers of the gated delta rule with one decay a head.

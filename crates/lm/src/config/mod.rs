@@ -9,6 +9,7 @@ mod conv;
 mod delta;
 mod family;
 mod fields;
+mod gemma4;
 mod mla;
 mod moe;
 mod multipliers;
@@ -20,6 +21,7 @@ pub use conv::ConvConfig;
 pub use delta::{DeltaConfig, KdaConfig};
 pub use family::Family;
 pub(crate) use fields::Fields;
+pub use gemma4::{Gemma4Config, Gemma4Experts};
 pub use mla::{IndexerConfig, MlaConfig};
 pub use moe::MoeConfig;
 pub use multipliers::Multipliers;
@@ -35,7 +37,7 @@ pub enum Mixer {
     Full,
     /// Attention over a window.
     Sliding,
-    /// A recurrence: a gated delta rule, a selective scan or a short convolution.
+    /// A recurrence: the gated delta rule, a selective scan, or a short convolution.
     Linear,
     /// Nothing: the layer is an MLP.
     Mlp,
@@ -88,10 +90,11 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
-    pub indexer: Option<IndexerConfig>,
+    pub gemma4: Option<Gemma4Config>,
     pub kda: Option<KdaConfig>,
     pub ssm: Option<SsmConfig>,
     pub multipliers: Multipliers,
+    pub indexer: Option<IndexerConfig>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
@@ -102,7 +105,7 @@ impl Config {
     /// # Errors
     /// A field is missing, impossible or unknown and would change the maths; the message names it.
     pub fn new(json: &Value) -> Result<Self> {
-        let f = Self::fields(json);
+        let f = Fields::of(json);
         let config = Self::read(&f).and_then(|config| {
             acting::all_is_read(&f, config.family.name())?;
             Ok(config)
@@ -115,12 +118,7 @@ impl Config {
     /// # Errors
     /// A field is missing or impossible; the message names it.
     pub fn loose(json: &Value) -> Result<Self> {
-        Self::read(&Self::fields(json)).map_err(|e| e.at("config.json"))
-    }
-
-    fn fields(json: &Value) -> Fields<'_> {
-        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
-        Fields::new(text, json)
+        Self::read(&Fields::of(json)).map_err(|e| e.at("config.json"))
     }
 
     fn read(f: &Fields<'_>) -> Result<Self> {
@@ -135,12 +133,19 @@ impl Config {
         let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
         let window = if off { None } else { f.size_opt("sliding_window")? };
         let rotates = attention::rotates(f, family, layers)?;
-        let mixers = attention::mixers(f, family, &rotates, window)?;
-        let eps = attention::eps(f, family)?;
+        let mut mixers = attention::mixers(f, family, &rotates, window)?;
+        let gemma4 = match family {
+            Family::Gemma4 => Some(gemma4::gemma4(f, kv_heads, &mut mixers)?),
+            _ => None,
+        };
+        let eps = eps(f, family)?;
         let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
         let context = attention::context(f, family)?;
-        let (rope, sliding_rope) = attention::ropes(f, family, rotated, context)?;
+        let (rope, sliding_rope) = match &gemma4 {
+            Some(g) => gemma4::ropes(f, head_dim, g.global_dim)?,
+            None => attention::ropes(f, family, rotated, context)?,
+        };
         let (attention_bias, output_bias) = attention::biases(f, family)?;
         let gemma = family.is_gemma();
         let scalar = if gemma { f.positive("query_pre_attn_scalar")? } else { None };
@@ -153,10 +158,7 @@ impl Config {
             heads,
             kv_heads,
             head_dim,
-            intermediate: match family {
-                Family::Lfm2 => conv::inner_width(f, hidden)?,
-                _ => moe::dense_intermediate(f, family, hidden)?,
-            },
+            intermediate: moe::dense_intermediate(f, family, hidden)?,
             vocab: f.size("vocab_size")?,
             eps,
             context,
@@ -172,6 +174,7 @@ impl Config {
             mlp_bias: f.bool_or("mlp_bias", false)?,
             scale: match multipliers::scale(f, family, head_dim)? {
                 Some(scale) => scale,
+                None if gemma4.is_some() => 1.0,
                 None if gemma => scalar.powf(-0.5) as f32,
                 None => (head_dim.max(1) as f32).powf(-0.5),
             },
@@ -179,18 +182,19 @@ impl Config {
             qk_norms: attention::qk_norms(f, family)?,
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
-            norms_less_one: (gemma || family.is_delta_hybrid()) && !shifted,
+            norms_less_one: ((gemma && gemma4.is_none()) || family.is_delta_hybrid()) && !shifted,
             moe: match moe::has_experts(f, family)? {
                 true => Some(moe::moe(f, family, layers)?),
                 false => None,
             },
             delta: if family.is_delta_hybrid() { Some(delta::delta(f)?) } else { None },
-            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
-            mla,
-            indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
             kda: if family.is_kda() { Some(delta::kda(f, family)?) } else { None },
             ssm: ssm::ssm(f, family, hidden)?,
             multipliers: multipliers::multipliers(f, family)?,
+            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
+            mla,
+            indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
+            gemma4,
             eos: ids(f.get("eos_token_id"))?,
         })
     }
@@ -212,11 +216,22 @@ pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
     }
 }
 
+fn eps(f: &Fields<'_>, family: Family) -> Result<f32> {
+    Ok(match family {
+        Family::Lfm2 => f.positive("norm_eps")?.unwrap_or(1e-5),
+        Family::Mamba2 | Family::NemotronH => f.positive("layer_norm_epsilon")?.unwrap_or(1e-5),
+        _ => f.positive("rms_norm_eps")?.unwrap_or(1e-6),
+    })
+}
+
 fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {
     if family == Family::Lfm2 && f.get("tie_embedding").is_some() {
         return f.bool_or("tie_embedding", true);
     }
-    f.bool_or("tie_word_embeddings", family.is_gemma() || family == Family::Lfm2)
+    let name = "tie_word_embeddings";
+    // A model with towers says it outside, where its text part may have the default.
+    let outside = f.outer.get(name) == Some(&Value::Bool(true));
+    Ok(f.bool_or(name, family.is_gemma() || family == Family::Lfm2)? || outside)
 }
 
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {
