@@ -116,6 +116,7 @@ MLX = {
     "mlx-nvfp4": ("qwen3", 2, None, dict(mode="nvfp4"), None),
     "mlx-moe": ("qwen3_moe", 2, 4, dict(bits=4, group_size=32), "bfloat16"),
     "mlx-moe-nvfp4": ("qwen3_moe", 1, 4, dict(mode="nvfp4", global_scale=True), None),
+    "mlx-gpt-oss": ("gpt_oss", 2, 2, dict(bits=8, group_size=64), "bfloat16"),
     "mlx-hybrid": ("qwen3_next", 2, 4, dict(bits=4, group_size=32), "bfloat16"),
 }
 
@@ -123,16 +124,16 @@ MLX = {
 def mlx_config(config):
     """The keys that mlx-lm reads under other names."""
     rope = config.get("rope_parameters", {})
-    for kind, key in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
-        if kind in rope:
-            config[key] = rope[kind]["rope_theta"]
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in rope:
             config[key] = rope[key]
     if "_sliding_window_pattern" in config:
         config["sliding_window_pattern"] = config["_sliding_window_pattern"]
-    if "num_local_experts" in config:
-        config.setdefault("num_experts", config["num_local_experts"])
+    if rope.get("rope_type") == "yarn":
+        rope["truncate"] = True  # mlx-lm does not read it and rounds always
+        config["rope_scaling"] = rope
+    if "num_local_experts" in config and config["model_type"] != "gpt_oss":
+        config["num_experts"] = config.pop("num_local_experts")
     return config
 
 
@@ -141,6 +142,19 @@ def make_mlx(root, out, only):
     from mlx.utils import tree_map_with_path
     from mlx_lm import utils
     from mlx_lm.models.switch_layers import SwitchLinear
+
+    def gpt_oss_blocks(config, tensors):
+        """mlx-lm reads this family with experts in mxfp4 only."""
+        config["quantization_config"] = dict(quant_method="mxfp4")
+        result = {}
+        for key, value in tensors.items():
+            if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                words, scales = mx.quantize(value.astype(mx.float32).swapaxes(1, 2), mode="mxfp4")
+                result[key + "_blocks"] = words.view(mx.uint8).reshape(*scales.shape, 16)
+                result[key + "_scales"] = scales
+            else:
+                result[key] = value
+        return result
 
     def dequantise_global(model):
         """The CPU has no products with experts that have a scale of their own."""
@@ -166,7 +180,10 @@ def make_mlx(root, out, only):
             tmp = Path(tmp)
             config, tensors = cut(mx.load, root / family, layers, experts)
             config = mlx_config(config)
-            mx.save_safetensors(str(tmp / "model.safetensors"), {k: v.astype(mx.float32) for k, v in tensors.items()})
+            if family == "gpt_oss":
+                tensors = gpt_oss_blocks(config, tensors)
+            mx.save_safetensors(str(tmp / "model.safetensors"), 
+                                {k: v if v.dtype == mx.uint8 else v.astype(mx.float32) for k, v in tensors.items()})
             (tmp / "config.json").write_text(json.dumps(config))
             model, config = utils.load_model(tmp)
             model.set_dtype(mx.float32)
@@ -356,7 +373,7 @@ def make_torch(root, out, only):
                 zeros = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
             g_idx = (torch.arange(w.shape[1]) // group).to(torch.int32)
             return {x + ".qweight": pack(codes.T, bits, 0), x + ".qzeros": zeros, x + ".g_idx": g_idx,
-                    x + ".scales": scale.half().T.contiguous()}, value
+                    x + ".scales": scale.half().T.contiguous(), x + ".bias": torch.zeros(len(w), dtype=torch.half)}, value
         return quantise
 
     def ct(format, **weights):

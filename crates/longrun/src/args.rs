@@ -51,9 +51,10 @@ pub(crate) struct AdapterArgs {
 
 #[derive(ClapArgs)]
 pub(crate) struct GenerateArgs {
-    /// A folder with config.json and safetensors, a .gguf file, or tiny:FAMILY (random weights) [default: the demo
-    /// model inside of this program]
-    #[arg(long, value_name = "PATH|tiny:FAMILY")]
+    /// A folder with config.json and safetensors, a .gguf file, a model of the hub (ORG/NAME[:QUANT][@REVISION] or
+    /// ORG/NAME/FILE.gguf, downloaded once), or tiny:FAMILY (random weights) [default: the demo model inside of this
+    /// program]
+    #[arg(long, value_name = "PATH|ORG/NAME|tiny:FAMILY")]
     pub(crate) model: Option<String>,
     /// The prompt; - reads it from standard input [default with the demo model: "Once upon a time"]
     #[arg(long, value_name = "TEXT|-", allow_hyphen_values = true)]
@@ -124,8 +125,8 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
 
 #[derive(ClapArgs)]
 pub(crate) struct CheckArgs {
-    /// The model's folder or .gguf file
-    #[arg(long, value_name = "DIR")]
+    /// The model's folder or .gguf file, or ORG/NAME on the hub
+    #[arg(long, value_name = "PATH|ORG/NAME")]
     pub(crate) model: PathBuf,
     /// The reference vectors [default: golden.safetensors beside the model]
     #[arg(long, value_name = "FILE")]
@@ -188,8 +189,8 @@ pub(crate) enum Inject {
 length is noise, and that is fine here: what is watched is memory."
 )]
 pub(crate) struct SoakArgs {
-    /// tiny:FAMILY, demo, a folder or a .gguf file
-    #[arg(long, value_name = "tiny:FAMILY|demo|PATH", default_value = "demo")]
+    /// tiny:FAMILY, demo, a folder, a .gguf file, or ORG/NAME on the hub
+    #[arg(long, value_name = "tiny:FAMILY|demo|PATH|ORG/NAME", default_value = "demo")]
     pub(crate) model: String,
     /// Layers (tiny models)
     #[arg(long, value_name = "N")]
@@ -259,8 +260,8 @@ pub(crate) struct SoakArgs {
 
 #[derive(ClapArgs)]
 pub(crate) struct InspectArgs {
-    /// A folder, a .gguf file, or demo
-    #[arg(value_name = "PATH")]
+    /// A folder, a .gguf file, demo, or ORG/NAME on the hub
+    #[arg(value_name = "PATH|ORG/NAME")]
     pub(crate) path: String,
     /// List every tensor
     #[arg(long)]

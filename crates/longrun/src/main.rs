@@ -5,6 +5,7 @@
 
 mod args;
 mod cmd;
+mod hub;
 mod machine;
 mod model;
 mod plot;

@@ -15,6 +15,7 @@ impl Simd for Avx2 {
     type F = F;
 
     const TILE_ROWS: usize = 4;
+    const UNROLL: bool = true;
 
     operations! {
         fn load_i(from: *const u8) -> I =

@@ -12,6 +12,7 @@ impl Simd for Avx512 {
     type F = __m512;
 
     const TILE_ROWS: usize = 12;
+    const UNROLL: bool = true;
 
     operations! {
         fn load_i(from: *const u8) -> __m512i = _mm512_loadu_si512(from.cast());

@@ -315,7 +315,7 @@ impl<C: Code> Kernel for Unpack<C> {
             unsafe {
                 let (from, to) = (self.first + block, self.to.add(block));
                 self.panel.prefetch::<S>(from);
-                for_each_of_8!(group, {
+                for_each_of_8!(S, group, {
                     let codes = self.panel.codes::<S>(from, group);
                     S::store_i((&raw mut (*to).codes[group]).cast(), codes);
                 });

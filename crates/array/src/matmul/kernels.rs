@@ -46,7 +46,7 @@ impl<W: Source, const R: usize> Kernel for CodeTile<W, R> {
                 let x = self.x.add(block * LINE);
                 self.weights.prefetch::<S>(block);
                 let mut dots = [S::splat_i(0); R];
-                for_each_of_8!(group, {
+                for_each_of_8!(S, group, {
                     let sum = if W::GROUP == 16 { group / 4 } else { BOTH };
                     if (group * 4).is_multiple_of(W::GROUP) {
                         for r in 0..R {
@@ -120,7 +120,7 @@ impl<C: Code> Kernel for CodesToFloats<C> {
             unsafe {
                 let from = self.first + block;
                 self.panel.prefetch::<S>(from);
-                for_each_of_8!(group, {
+                for_each_of_8!(S, group, {
                     let half = if C::GROUP == 16 { group / 4 } else { 0 };
                     let scale = self.panel.scale::<S>(from, half);
                     let codes = self.panel.codes::<S>(from, group);

@@ -25,6 +25,7 @@ impl Simd for Neon {
     type F = F;
 
     const TILE_ROWS: usize = 4;
+    const UNROLL: bool = cfg!(target_arch = "aarch64");
 
     operations! {
         fn load_i(from: *const u8) -> I =

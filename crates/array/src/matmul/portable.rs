@@ -18,6 +18,7 @@ impl Simd for Portable {
     type F = F;
 
     const TILE_ROWS: usize = 1;
+    const UNROLL: bool = false;
 
     operations! {
         fn load_i(from: *const u8) -> I = from.cast::<I>().read_unaligned();

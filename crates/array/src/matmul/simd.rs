@@ -16,6 +16,9 @@ pub(super) trait Simd: Copy {
 
     /// The most rows of activations that a tile has registers for.
     const TILE_ROWS: usize;
+    /// Whether the loops over the eight groups of a block are written out. It is most of what there
+    /// is to compile, and worth that where vectors are registers.
+    const UNROLL: bool;
 
     unsafe fn load_i(from: *const u8) -> Self::I;
     unsafe fn store_i(to: *mut u8, a: Self::I);
@@ -75,13 +78,18 @@ pub(super) trait Kernel {
     unsafe fn run<S: Simd>(self);
 }
 
-/// Repeats a statement with a constant 0 to 7, so that what depends on it is constant too.
+/// Repeats a statement with 0 to 7: a constant, so that what depends on it is constant too, where
+/// the instruction set `$s` has its loops written out.
 macro_rules! for_each_of_8 {
-    ($i:ident, $body:block) => {
-        for_each_of_8!(@ $i, $body, 0 1 2 3 4 5 6 7)
+    ($s:ident, $i:ident, $body:block) => {
+        for_each_of_8!(@ $s, $i, $body, 0 1 2 3 4 5 6 7)
     };
-    (@ $i:ident, $body:block, $($n:literal)*) => {
-        $({ #[allow(non_upper_case_globals)] const $i: usize = $n; $body })*
+    (@ $s:ident, $i:ident, $body:block, $($n:literal)*) => {
+        if $s::UNROLL {
+            $({ #[allow(non_upper_case_globals)] const $i: usize = $n; $body })*
+        } else {
+            for $i in 0..8 $body
+        }
     };
 }
 pub(super) use for_each_of_8;

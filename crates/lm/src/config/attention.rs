@@ -71,13 +71,18 @@ pub(super) fn mixers(
         return kda_mixers(f, layers);
     }
     let interval = f.size_or("full_attention_interval", 4)?;
-    let attends = match (family, f.list("full_attn_idxs")?) {
-        (Family::Lfm2, Some(list)) => list.iter().filter_map(Value::as_u64).collect(),
-        _ => (0..layers as u64).collect::<Vec<_>>(),
-    };
+    let mut attends = vec![true; layers];
+    if let (Family::Lfm2, Some(list)) = (family, f.list("full_attn_idxs")?) {
+        attends.fill(false);
+        for value in list {
+            let layer = value.as_u64().and_then(|n| attends.get_mut(usize::try_from(n).ok()?));
+            let none = || Error::file(format!("{value} is no layer")).at("full_attn_idxs");
+            *layer.ok_or_else(none)? = true;
+        }
+    }
     let kind = |i: usize| match family {
         _ if family.is_delta_hybrid() && !(i + 1).is_multiple_of(interval) => Mixer::Linear,
-        _ if !attends.contains(&(i as u64)) => Mixer::Linear,
+        _ if !attends[i] => Mixer::Linear,
         _ if slides[i] => Mixer::Sliding,
         _ => Mixer::Full,
     };

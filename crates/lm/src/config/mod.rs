@@ -90,11 +90,11 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
+    pub gemma4: Option<Gemma4Config>,
     pub kda: Option<KdaConfig>,
     pub ssm: Option<SsmConfig>,
     pub multipliers: Multipliers,
     pub indexer: Option<IndexerConfig>,
-    pub gemma4: Option<Gemma4Config>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
@@ -138,10 +138,10 @@ impl Config {
             Family::Gemma4 => Some(gemma4::gemma4(f, kv_heads, &mut mixers)?),
             _ => None,
         };
-        let context = attention::context(f, family)?;
         let eps = eps(f, family)?;
         let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
+        let context = attention::context(f, family)?;
         let (rope, sliding_rope) = match &gemma4 {
             Some(g) => gemma4::ropes(f, head_dim, g.global_dim)?,
             None => attention::ropes(f, family, rotated, context)?,
@@ -228,7 +228,10 @@ fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {
     if family == Family::Lfm2 && f.get("tie_embedding").is_some() {
         return f.bool_or("tie_embedding", true);
     }
-    f.bool_or("tie_word_embeddings", family.is_gemma() || family == Family::Lfm2)
+    let name = "tie_word_embeddings";
+    // A model with towers says it outside, where its text part may have the default.
+    let outside = f.outer.get(name) == Some(&Value::Bool(true));
+    Ok(f.bool_or(name, family.is_gemma() || family == Family::Lfm2)? || outside)
 }
 
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {

@@ -51,7 +51,8 @@ pub fn load(
     let config = in_weights.as_ref().unwrap_or(config);
     let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
-    let model = build(&w.with_progress(&read, progress).with_adapter(&adapted), config)?;
+    let w = &w.with_progress(&read, progress).with_adapter(&adapted);
+    let model = build(w, config)?;
     if let Source::Checkpoint(checkpoint) = source {
         nothing_is_left(checkpoint, config, &read.borrow())?;
         if let Some(adapter) = checkpoint.adapter() {

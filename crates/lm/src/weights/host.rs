@@ -103,3 +103,38 @@ impl<'a> HostMatrix<'a> {
         all.map(|all| (all, count)).ok_or_else(|| Error::file("a mixture of 0 experts"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use longrun_array::format::Affine;
+
+    use super::*;
+
+    /// A row of 32 columns with this scale, in the narrow form or the wide one.
+    fn expert(scale: f32, wide: bool) -> HostMatrix<'static> {
+        let scales: Vec<u8> = match wide {
+            true => [scale, 0.0].iter().flat_map(|x| x.to_le_bytes()).collect(),
+            false => vec![0, 0x3c, 0, 0],
+        };
+        let format = Format::Affine(Affine::new(4, 32, wide).unwrap());
+        let bytes = [scales, vec![0x21; 16]].concat().into();
+        HostMatrix { format, rows: 1, cols: 32, bytes }
+    }
+
+    #[test]
+    fn experts_with_short_and_long_scales_are_joined() {
+        let expected: Vec<f32> =
+            [1.0, 0.1, 1.0].iter().flat_map(|scale| [*scale, 2.0 * scale].repeat(16)).collect();
+        for first in 0..2 {
+            let all = [expert(1.0, false), expert(0.1, true), expert(1.0, false)];
+            let parts = all.into_iter().skip(first).map(Ok);
+            let (mut stacked, count) = HostMatrix::stacked(parts).unwrap();
+            stacked.rows = count;
+            assert_eq!(stacked.format.name(), "affine4/32 wide");
+            assert_eq!(stacked.numbers(), expected[32 * first..]);
+        }
+        let other =
+            HostMatrix { format: Format::BF16, bytes: vec![0; 64].into(), ..expert(1.0, true) };
+        assert!(HostMatrix::stacked([Ok(expert(1.0, false)), Ok(other)].into_iter()).is_err());
+    }
+}

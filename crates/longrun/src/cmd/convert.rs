@@ -1,5 +1,6 @@
 //! `longrun convert`: a model in the layout of MLX, quantised or not.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -15,13 +16,12 @@ use crate::{model, show};
 
 pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let start = Instant::now();
-    let path = Path::new(&args.model);
+    let named = Path::new(&args.model);
     let quantize = quantize(args)?;
-    let mut source = if args.model == "demo" && !path.exists() {
-        Checkpoint::from_embedded(model::DEMO)?
-    } else {
-        Checkpoint::open(path)?
-    };
+    let embedded = args.model == "demo" && !named.exists();
+    let path = if embedded { Cow::Borrowed(named) } else { model::place(named)? };
+    let mut source =
+        if embedded { Checkpoint::from_embedded(model::DEMO)? } else { Checkpoint::open(&path)? };
     if let Some(folder) = &args.adapter.adapter {
         source = source.with_adapter(Adapter::open(folder)?);
     }
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
         DtypeName::Bfloat16 => Float::BF16,
         DtypeName::Float16 => Float::F16,
     });
-    let options = Options { quantize, dtype, folder: Some(path).filter(|path| path.is_dir()) };
+    let options = Options { quantize, dtype, folder: Some(&*path).filter(|path| path.is_dir()) };
     let bar = show::bar("converting");
     let report = |done: usize, all: usize| {
         bar.set_length(all as u64);
