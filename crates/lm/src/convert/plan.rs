@@ -222,7 +222,10 @@ impl Planner<'_> {
         let (shape, json) = (self.shape, self.source.config());
         if shape.family == Family::FalconH1 && !self.is_mlx {
             let times = tensor::falcon_factor(json, path)?;
-            return Ok(Part { times, ..part });
+            // Each number of a bias is a row of its own.
+            let [matrices, rows, cols] = part.view;
+            let view = if times.len() > 1 && rows == 1 { [matrices, cols, 1] } else { part.view };
+            return Ok(Part { times, view, ..part });
         }
         let is = |end: &str| path.ends_with(end);
         if json["norm_weight_shifted"] == true && is("norm.weight") {
