@@ -100,11 +100,12 @@ fn default(all: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
 fn positions(source: &Checkpoint, shape: &Config, all: &mut Map<String, Value>) -> Result<()> {
     let mut rope = all.get("rope_parameters").cloned().unwrap_or_default();
     if let Some(local) = rope.get("sliding_attention") {
-        // Other classes read the nested object.
-        if shape.family != Family::Gemma3 {
-            return Ok(());
+        match shape.family {
+            Family::Gemma3 => default(all, "rope_local_base_freq", local["rope_theta"].clone()),
+            // Its class reads the nested object.
+            Family::Gemma4 => return Ok(()),
+            _ => {}
         }
-        default(all, "rope_local_base_freq", local["rope_theta"].clone());
         rope = rope["full_attention"].clone();
     }
     let Some(fields) = rope.as_object_mut() else { return Ok(()) };
@@ -198,11 +199,22 @@ fn spellings(shape: &Config, all: &mut Map<String, Value>) {
         Family::Gemma4 => {
             let dim = shape.gemma4.as_ref().map(|gemma4| gemma4.global_dim);
             default(all, "global_head_dim", dim);
+            let heads = shape.gemma4.as_ref().map(|gemma4| gemma4.global_kv_heads);
+            default(all, "num_global_key_value_heads", heads);
         }
         Family::Mamba2 => {
             let inner = ["num_heads", "head_dim"].map(|name| text(all, name).as_u64());
             let inner = inner.into_iter().product::<Option<u64>>();
             default(all, "intermediate_size", inner);
+        }
+        Family::NemotronH => {
+            // The least of initialisation is a limit, too, which the class does not know.
+            let infinity = || json!({ "__float__": "Infinity" });
+            let number = |x: f32| if x.is_finite() { json!(x) } else { infinity() };
+            if let Some(ssm) = &shape.ssm {
+                let limits = json!([number(ssm.limits.0), number(ssm.limits.1)]);
+                all.insert("time_step_limit".to_owned(), limits);
+            }
         }
         Family::KimiLinear => default(all, "rope_theta", 10_000.0),
         Family::Gemma3 => {

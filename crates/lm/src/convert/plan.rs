@@ -232,7 +232,7 @@ impl Planner<'_> {
             return Ok(Part { add: -1.0, ..part });
         }
         let rotated = ["q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias"];
-        if shape.rope_interleaved && rotated.iter().any(|end| is(end)) {
+        if json["rope_interleaved"] == true && rotated.iter().any(|end| is(end)) {
             // Rows of a head are (0, d/2, 1, d/2 + 1, ..); the layout has them in their natural order.
             let [matrices, rows, cols] = part.view;
             let view = if is(".bias") { [matrices, cols, rows] } else { [matrices, rows, cols] };
