@@ -102,7 +102,7 @@ fn slides(
     let switched = f.bool_or("use_sliding_window", false)?;
     let full_first = f.count("max_window_layers")?.unwrap_or(28);
     let slides = |i: usize| match family {
-        Family::Gemma3 => !(i + 1).is_multiple_of(pattern),
+        Family::Gemma3 | Family::Gemma4 => !(i + 1).is_multiple_of(pattern),
         Family::Gemma2 | Family::GptOss => i.is_multiple_of(2),
         Family::Olmo3 => !(i + 1).is_multiple_of(4),
         Family::Mistral | Family::Mixtral | Family::Ministral3 | Family::Phi3 => true,
