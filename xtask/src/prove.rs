@@ -3,6 +3,7 @@
 //! Owns the list of proofs and their two sizes. A proof is a command line, what its exit code must be, and checks on
 //! the JSON that it writes. The full size goes into `docs/proofs.md` with everything that was printed.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,14 +27,16 @@ enum Show {
     Refused(&'static str),
 }
 
+/// (name, full size, CI size)
+type Sizes = &'static [(&'static str, &'static str, &'static str)];
+
 struct Proof {
-    title: &'static str,
+    title: Cow<'static, str>,
     /// Whether the binary is the one with the leak lab.
     lab: bool,
     /// The command; `{name}` stands for a size.
-    command: &'static str,
-    /// (name, full size, CI size)
-    sizes: &'static [(&'static str, &'static str, &'static str)],
+    command: Cow<'static, str>,
+    sizes: Sizes,
     code: i32,
     show: Show,
 }
@@ -43,11 +46,8 @@ const NULL: (&str, &str, &str) = ("tokens", "1000000", "20000");
 const LIMIT: (&str, &str, &str) = ("limit", "499000", "9000");
 
 /// A proof without a leak: exit code 0.
-const fn flat(
-    title: &'static str,
-    command: &'static str,
-    sizes: &'static [(&'static str, &'static str, &'static str)],
-) -> Proof {
+const fn flat(title: &'static str, command: &'static str, sizes: Sizes) -> Proof {
+    let (title, command) = (Cow::Borrowed(title), Cow::Borrowed(command));
     Proof { title, lab: false, command, sizes, code: 0, show: Show::Flat }
 }
 
@@ -93,83 +93,159 @@ const PROOFS: &[Proof] = &[
         &[NULL],
     ),
     Proof {
-        title: "short rows join and leave beside a long one",
+        title: Cow::Borrowed("short rows join and leave beside a long one"),
         lab: false,
-        command: "soak --model tiny:qwen3_next --mode churn --tokens {tokens} --device cpu",
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --mode churn --tokens {tokens} --device cpu",
+        ),
         sizes: &[("tokens", "40000", "1000"), ("joins", "10000", "200")],
         code: 0,
         show: Show::FlatAfterJoins,
     },
     Proof {
-        title: "planted: bookkeeping that only one recurrent layer reads, null device",
+        title: Cow::Borrowed(
+            "planted: bookkeeping that only one recurrent layer reads, null device",
+        ),
         lab: true,
-        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject advance \
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject advance \
                   --resource-limit {limit} --report-every {every}",
+        ),
         sizes: &[LIMIT, ("every", "1000", "50")],
         code: 2,
         show: Show::Dies { flagged_at: 1.0 },
     },
     Proof {
-        title: "planted: the same, CPU",
+        title: Cow::Borrowed("planted: the same, CPU"),
         lab: true,
-        command: "soak --model tiny:qwen3_next --layers 48 --tokens {tokens} --device cpu --inject advance \
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --layers 48 --tokens {tokens} --device cpu --inject advance \
                   --resource-limit {limit} --report-every {every}",
+        ),
         sizes: &[LIMIT, ("every", "1000", "50"), ("tokens", "20000", "1000")],
         code: 2,
         show: Show::Dies { flagged_at: 1.0 },
     },
     Proof {
-        title: "planted: a value cache that nobody reads",
+        title: Cow::Borrowed("planted: a value cache that nobody reads"),
         lab: true,
-        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject values \
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject values \
                   --resource-limit {limit} --report-every {every}",
+        ),
         sizes: &[LIMIT, ("every", "2000", "100")],
         code: 2,
         show: Show::Dies { flagged_at: 1.0 },
     },
     Proof {
-        title: "planted: a pooled cache that grows once in four tokens",
+        title: Cow::Borrowed("planted: a pooled cache that grows once in four tokens"),
         lab: true,
-        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject pooling \
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --layers 48 --tokens 1000000 --device null --inject pooling \
                   --resource-limit {limit} --report-every {every}",
+        ),
         sizes: &[LIMIT, ("every", "10000", "500")],
         code: 2,
         show: Show::Dies { flagged_at: 4.0 },
     },
     Proof {
-        title: "planted and healed: evaluating the chain every N tokens returns the slope to 0",
+        title: Cow::Borrowed(
+            "planted and healed: evaluating the chain every N tokens returns the slope to 0",
+        ),
         lab: true,
-        command: "soak --model tiny:qwen3_next --layers 48 --tokens {tokens} --device null --inject advance \
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --layers 48 --tokens {tokens} --device null --inject advance \
                   --resource-limit {limit} --heal-every {heal}",
+        ),
         sizes: &[LIMIT, ("tokens", "50000", "2000"), ("heal", "1000", "100")],
         code: 0,
         show: Show::Healed,
     },
     Proof {
-        title: "planted, with the equality check as an error: refused at the first step",
+        title: Cow::Borrowed(
+            "planted, with the equality check as an error: refused at the first step",
+        ),
         lab: true,
-        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject advance --strict",
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject advance --strict",
+        ),
         sizes: &[],
         code: 70,
         show: Show::Refused("something leaks"),
     },
     Proof {
-        title: "planted, strict, values",
+        title: Cow::Borrowed("planted, strict, values"),
         lab: true,
-        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject values --strict",
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject values --strict",
+        ),
         sizes: &[],
         code: 70,
         show: Show::Refused("something leaks"),
     },
     Proof {
-        title: "planted, strict, pooling",
+        title: Cow::Borrowed("planted, strict, pooling"),
         lab: true,
-        command: "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject pooling --strict",
+        command: Cow::Borrowed(
+            "soak --model tiny:qwen3_next --layers 48 --tokens 1000 --device null --inject pooling --strict",
+        ),
         sizes: &[],
         code: 70,
         show: Show::Refused("something leaks"),
     },
 ];
+
+/// Families that the proofs above don't soak already.
+const FAMILIES: &[&str] = &[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "qwen2_moe",
+    "mixtral",
+    "gemma2",
+    "qwen3_5",
+    "phi3",
+    "olmo2",
+    "glm4",
+    "glm4_moe",
+    "ministral3",
+    "minimax_m2",
+    "gpt_oss",
+    "lfm2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "kimi_linear",
+    "mamba2",
+    "nemotron_h",
+    "falcon_h1",
+    "granitemoehybrid",
+    "gemma4",
+    "deepseek_v4",
+    "glm5_next",
+];
+
+/// Every other family, on both devices, in few lines.
+fn family_proofs() -> impl Iterator<Item = Proof> {
+    let cpu: Sizes = &[CPU, ("every", "5000", "80")];
+    let null: Sizes = &[NULL, ("every", "250000", "5000")];
+    FAMILIES.iter().flat_map(move |family| {
+        [("cpu", "CPU", cpu), ("null", "null device", null)].map(|(device, on, sizes)| Proof {
+            title: format!("{family}, {on}").into(),
+            lab: false,
+            command: format!(
+                "soak --model tiny:{family} --layers 4 --tokens {{tokens}} --report-every {{every}} \
+                 --device {device}"
+            )
+            .into(),
+            sizes,
+            code: 0,
+            show: Show::Flat,
+        })
+    })
+}
 
 impl Proof {
     fn size(&self, name: &str, full: bool) -> Option<&'static str> {
@@ -178,7 +254,7 @@ impl Proof {
     }
 
     fn args(&self, full: bool) -> Vec<String> {
-        let mut command = self.command.to_owned();
+        let mut command = self.command.clone().into_owned();
         for (name, whole, small) in self.sizes {
             command = command.replace(&format!("{{{name}}}"), if full { whole } else { small });
         }
@@ -258,7 +334,7 @@ pub(crate) fn small() -> Result<()> {
 }
 
 fn verdict(failed: usize) -> Result<()> {
-    println!("{} passed, {failed} failed", PROOFS.len() - failed);
+    println!("{} passed, {failed} failed", PROOFS.len() + 2 * FAMILIES.len() - failed);
     if failed == 0 { Ok(()) } else { Err(format!("{failed} proofs failed")) }
 }
 
@@ -269,7 +345,8 @@ fn prove(full: bool) -> Result<(String, usize)> {
     let plain = build(full, false, &folder.join("longrun"))?;
     let lab = build(full, true, &folder.join("longrun-lab"))?;
     let (mut report, mut failed) = (String::new(), 0);
-    for proof in PROOFS {
+    let families: Vec<Proof> = family_proofs().collect();
+    for proof in PROOFS.iter().chain(&families) {
         eprintln!("xtask: {}", proof.title);
         let binary = if proof.lab { &lab } else { &plain };
         let section = prove_one(proof, full, binary, &folder.join("outcome.json"))?;

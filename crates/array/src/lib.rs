@@ -63,17 +63,18 @@ pub use cpu::{CpuDevice, CpuOptions};
 pub use device::{BufferId, Device, IN_FLIGHT, MatrixSpec, NullDevice, Ticket};
 pub use dims::{Axis, Shape};
 pub use error::{Error, Result};
-pub use format::Format;
+pub use format::{Affine, Format, Fp4, Fp8};
 pub use inputs::{BLOCK, Inputs, RowInput, TABLES, Wanted};
 pub use key::{Head, Key, Outputs, Rows, Tokens};
 pub use ledger::{Count, Growth, Ledger, LimitReached, Tag, Usage};
 pub use op::{
-    DecayCurve, DeltaHeads, Glu, Groups, Map, Op, Score, Scoring, SsmHeads, Stretch, Values,
+    DecayCurve, DeltaHeads, Glu, Groups, Map, Op, RopeHeads, Score, Scoring, SsmHeads, Stretch,
+    Values,
 };
 pub use runtime::{Limits, Runtime};
 pub use state::{State, StateKind};
 pub use step::{
-    AttentionSpec, Choice, Delta, ExpertsUp, Param, Record, RopeHeads, Scan, Seen, SeenValues,
-    Step, Tensor, Version,
+    AttentionSpec, Choice, Delta, ExpertsUp, Param, Record, Scan, Seen, SeenValues, Step, Tensor,
+    Version,
 };
 pub use weight::{Weight, WeightKind};

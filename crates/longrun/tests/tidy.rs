@@ -36,14 +36,14 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("crates/array/src/cpu/", &["step", "runtime", "memory", "ledger"]),
     ("crates/array/src/device/", &["cpu", "step", "runtime", "ledger"]),
     // What is recorded does not know what runs it.
-    ("crates/array/src/op.rs", &["cpu", "step", "plan", "runtime", "memory"]),
-    ("crates/array/src/step.rs", &["cpu", "plan", "runtime", "memory"]),
+    ("crates/array/src/op/mod.rs", &["cpu", "step", "plan", "runtime", "memory"]),
+    ("crates/array/src/step", &["cpu", "plan", "runtime", "memory"]),
     ("crates/array/src/plan.rs", &["cpu", "runtime", "memory"]),
     ("crates/array/src/inputs.rs", &["cpu", "device", "step", "plan", "runtime", "memory"]),
     ("crates/array/src/ledger.rs", &["cpu", "device", "step", "plan", "runtime"]),
     // A model sees a step and its caches.
     ("crates/lm/src/models/", &["engine", "executor", "schedule", "sample", "text", "source"]),
-    ("crates/lm/src/nn.rs", &["engine", "executor", "schedule", "sample", "text", "source"]),
+    ("crates/lm/src/nn", &["engine", "executor", "schedule", "sample", "text", "source"]),
     ("crates/lm/src/text/", &["cache", "engine", "executor", "models", "nn", "sample", "weights"]),
     ("crates/lm/src/sample/", &["cache", "engine", "executor", "models", "nn", "text", "weights"]),
     ("crates/lm/src/checkpoint/", &["cache", "engine", "executor", "models", "nn", "weights"]),
@@ -486,7 +486,8 @@ fn variants(source: &str, name: &str) -> Vec<String> {
 #[test]
 fn operations_and_formats_are_documented() {
     let document = table_names(&read("docs/add-an-op.md"));
-    let ops: BTreeSet<_> = variants(&read("crates/array/src/op.rs"), "Op").into_iter().collect();
+    let ops: BTreeSet<_> =
+        variants(&read("crates/array/src/op/mod.rs"), "Op").into_iter().collect();
     assert!(ops.contains("DeltaRule"));
     assert_eq!(document, ops, "the table in docs/add-an-op.md");
     let readme = read("README.md");
@@ -526,7 +527,7 @@ fn commands_and_flags_are_documented() {
 
 #[test]
 fn families_are_documented() {
-    let (config, readme) = (read("crates/lm/src/config.rs"), read("README.md"));
+    let (config, readme) = (read("crates/lm/src/config/family.rs"), read("README.md"));
     let table = config.split_once("const NAMES").expect("the table of families").1;
     let table = table.split_once("];").expect("its end").0;
     let names: Vec<_> = table.split('"').skip(1).step_by(2).collect();

@@ -11,8 +11,7 @@ use super::select::{Indexer, Pooled};
 use super::ssm::Scan;
 use super::view::{Mat, MatMut};
 use super::{hyper, linear, ops, recurrent, reference, route, select, ssm};
-use crate::op::Op;
-use crate::step::RopeHeads;
+use crate::op::{Op, RopeHeads};
 
 /// Runs every operation of the plan in order. `plain` takes the reference kernels; `result` is the output buffer.
 pub(super) fn run(c: &Context<'_>, plain: bool, result: usize) {
@@ -104,9 +103,9 @@ fn run_fast(c: &Context<'_>, node: usize) {
         | Op::GroupedLinear { .. }
         | Op::ExpertsUp { .. }
         | Op::ExpertsDown { .. } => run_matrix(c, node),
-        Op::Route { logits, k, scoring, bias, table } => {
-            let [bias, table] = [bias, table].map(|w| w.map(|w| c.vector(w)));
-            let router = Router { k, scoring, bias, table };
+        Op::Route { logits, k, scoring, bias, table, gain } => {
+            let [bias, table, gain] = [bias, table, gain].map(|w| w.map(|w| c.vector(w)));
+            let router = Router { k, scoring, bias, table, gain };
             route::route(c, c.get(logits), router, &c.out(node));
         }
         Op::HyperWeights { z, scale, base, n, iters, eps } => {
@@ -208,9 +207,9 @@ fn run_plain(c: &Context<'_>, node: usize) {
         Op::UnitNorm { x, group, eps, scale } => {
             reference::unit_norm(c.get(x), (group, eps, scale), &c.out(node));
         }
-        Op::Route { logits, k, scoring, bias, table } => {
-            let [bias, table] = [bias, table].map(|w| w.map(|w| c.vector(w)));
-            let router = Router { k, scoring, bias, table };
+        Op::Route { logits, k, scoring, bias, table, gain } => {
+            let [bias, table, gain] = [bias, table, gain].map(|w| w.map(|w| c.vector(w)));
+            let router = Router { k, scoring, bias, table, gain };
             route::reference(c, c.get(logits), router, &c.out(node));
         }
         Op::HyperWeights { z, scale, base, n, iters, eps } => {

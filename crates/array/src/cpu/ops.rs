@@ -3,8 +3,7 @@
 use super::context::Context;
 use super::lanes::{per_isa, sigmoid, sum, tanh};
 use super::view::{Mat, MatMut};
-use crate::op::{Glu, Map, Stretch};
-use crate::step::RopeHeads;
+use crate::op::{Glu, Map, RopeHeads, Stretch};
 
 per_isa! {
     /// `out = a + b`

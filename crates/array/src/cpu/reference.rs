@@ -7,8 +7,7 @@ use super::context::StateMem;
 use super::ops::{Norm, Turns};
 use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs};
 use super::view::{Mat, MatMut};
-use crate::op::{DecayCurve, DeltaHeads, Glu, Map, SUM_BLOCK};
-use crate::step::RopeHeads;
+use crate::op::{DecayCurve, DeltaHeads, Glu, Map, RopeHeads, SUM_BLOCK};
 
 /// `f(x)`
 pub(super) fn map(f: Map, x: f32) -> f32 {

@@ -14,6 +14,8 @@ pub(super) struct Router<'a> {
     pub(super) bias: Option<&'a [f32]>,
     /// `[ids, k]`
     pub(super) table: Option<&'a [f32]>,
+    /// A factor of each expert.
+    pub(super) gain: Option<&'a [f32]>,
 }
 
 /// Turns logits into scores.
@@ -78,7 +80,7 @@ fn is_kept(key: &impl Fn(usize) -> f32, experts: usize, groups: Groups, group: u
 }
 
 pub(super) fn route(c: &Context<'_>, x: Mat<'_>, router: Router<'_>, out: &MatMut<'_>) {
-    let Router { k, scoring, bias, table } = router;
+    let Router { k, scoring, bias, table, gain } = router;
     let experts = x.cols;
     out.for_rows(c.pool, experts * (4 + k), |t, row| {
         let (weights, numbers) = row.split_at_mut(k);
@@ -97,6 +99,9 @@ pub(super) fn route(c: &Context<'_>, x: Mat<'_>, router: Router<'_>, out: &MatMu
             best_into(key, 0..experts, numbers);
         }
         weigh(weights, numbers, &scores, scoring);
+        if let Some(gain) = gain {
+            weights.iter_mut().zip(numbers).for_each(|(w, e)| *w *= gain[*e as usize]);
+        }
     });
 }
 
@@ -117,7 +122,7 @@ fn weigh(weights: &mut [f32], numbers: &[f32], scores: &Scores<'_>, scoring: Sco
 
 /// The plain twin of [`route`]: everything is sorted.
 pub(super) fn reference(c: &Context<'_>, x: Mat<'_>, router: Router<'_>, out: &MatMut<'_>) {
-    let Router { k, scoring, bias, table } = router;
+    let Router { k, scoring, bias, table, gain } = router;
     for t in 0..x.rows {
         let logits = x.row(t);
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -153,7 +158,7 @@ pub(super) fn reference(c: &Context<'_>, x: Mat<'_>, router: Router<'_>, out: &M
         // SAFETY: one thread, one row at a time.
         let out = unsafe { out.piece(t, 0, 2 * k) };
         for (rank, e) in experts[..k].iter().enumerate() {
-            out[rank] = score(*e) / sum * scoring.scale;
+            out[rank] = score(*e) / sum * scoring.scale * gain.map_or(1.0, |g| g[*e]);
             out[k + rank] = *e as f32;
         }
     }

@@ -188,13 +188,15 @@ pub enum Op {
     /// Group `g` of the columns by matrix `g` of a stack -> `[_, groups * rows]`
     GroupedLinear { x: Id, weight: WeightRef },
     /// The `k` experts a token -> `[T, 2k]`: their weights, then their numbers. The best by score plus `bias`, best
-    /// first; or those that `table [ids, k]` has for the token's id. Weights are scores, without `bias`.
+    /// first; or those that `table [ids, k]` has for the token's id. Weights are scores, without `bias`; at the end
+    /// times `gain[e]` of the expert.
     Route {
         logits: Id,
         k: usize,
         scoring: Scoring,
         bias: Option<WeightRef>,
         table: Option<WeightRef>,
+        gain: Option<WeightRef>,
     },
     /// `f(x G_e^T, x U_e^T)` for each routed expert `e`, in rank order -> `[T, k * rows of U]`; `bias` (of gate, of up)
     /// `[experts, rows]` is added before `f`. Without a gate, `f` is that of `x U_e^T` alone.
@@ -283,6 +285,19 @@ pub enum Op {
     // --- out
     /// Makes `x` the result of the step.
     Emit { x: Id },
+}
+
+/// Which columns of each head turn, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeHeads {
+    /// Columns of a head.
+    pub dim: usize,
+    /// The first that turns.
+    pub start: usize,
+    /// Pairs are `(2i, 2i + 1)`.
+    pub interleaved: bool,
+    /// Backwards.
+    pub inverse: bool,
 }
 
 /// The head counts and sizes of a delta rule.
@@ -436,7 +451,7 @@ impl Op {
             Self::Linear { weight: w, bias, .. }
             | Self::ExpertsDown { down: w, bias, .. }
             | Self::Conv { taps: w, bias, .. } => [Some(w), bias, None, None],
-            Self::Route { bias, table, .. } => [bias, table, None, None],
+            Self::Route { bias, table, gain, .. } => [bias, table, gain, None],
             Self::Attention { sinks, .. } => [sinks, None, None, None],
             Self::ExpertsUp { gate, up, bias, .. } => {
                 [gate, Some(up), bias.map(|b| b[0]), bias.map(|b| b[1])]

@@ -121,12 +121,12 @@ impl Op {
                 })?;
                 Ok(Shape { cols: m.experts * m.rows, ..s })
             }
-            Self::Route { logits, k, scoring, bias, table } => {
+            Self::Route { logits, k, scoring, bias, table, gain } => {
                 let s = of(logits);
                 ensure(k > 0 && k <= s.cols, || format!("{k} of {} experts", s.cols))?;
-                if let Some(bias) = bias {
-                    let len = vector(bias)?;
-                    ensure(len == s.cols, || format!("a bias of {len} for {} experts", s.cols))?;
+                for each in bias.into_iter().chain(gain) {
+                    let len = vector(each)?;
+                    ensure(len == s.cols, || format!("a vector of {len}, {} experts", s.cols))?;
                 }
                 if let Some(table) = table {
                     tokens(s)?;

@@ -20,7 +20,7 @@ use crate::op::{Id, Op, Stretch};
 use crate::state::{State, StateRef};
 use crate::weight::Weight;
 
-pub use tensor::{AttentionSpec, Choice, Delta, ExpertsUp, RopeHeads, Scan, Seen, SeenValues};
+pub use tensor::{AttentionSpec, Choice, Delta, ExpertsUp, Scan, Seen, SeenValues};
 
 /// Ties a value to one step: invariant, so that two steps never unify.
 type Brand<'s> = PhantomData<fn(&'s ()) -> &'s ()>;

@@ -3,7 +3,9 @@
 //! Owns the arguments as models write them. A method checks nothing itself: the shape rules do.
 
 use super::{Step, Tensor, Version};
-use crate::op::{Chosen, DecayCurve, DeltaHeads, Glu, Map, Op, Scoring, SsmHeads, Values};
+use crate::op::{
+    Chosen, DecayCurve, DeltaHeads, Glu, Map, Op, RopeHeads, Scoring, SsmHeads, Values,
+};
 use crate::weight::Weight;
 
 /// What attention needs to know besides its tensors.
@@ -119,21 +121,31 @@ impl<'s> Tensor<'s> {
     /// Of router logits `[T, experts]`: the `k` best, weights then numbers, `[T, 2k]`.
     #[track_caller]
     pub fn route(self, k: usize, scoring: Scoring) -> Self {
-        self.step.push(Op::Route { logits: self.id, k, scoring, bias: None, table: None })
+        self.push_route(k, scoring, [None; 3])
     }
 
     /// The same, the best by score plus `bias [experts]`.
     #[track_caller]
     pub fn route_with(self, k: usize, scoring: Scoring, bias: &Weight) -> Self {
-        let bias = Some(bias.r);
-        self.step.push(Op::Route { logits: self.id, k, scoring, bias, table: None })
+        self.push_route(k, scoring, [Some(bias), None, None])
     }
 
     /// The same, but the experts are those that `table [ids, k]` has for the token's id.
     #[track_caller]
     pub fn route_by_id(self, k: usize, scoring: Scoring, table: &Weight) -> Self {
-        let table = Some(table.r);
-        self.step.push(Op::Route { logits: self.id, k, scoring, bias: None, table })
+        self.push_route(k, scoring, [None, Some(table), None])
+    }
+
+    /// The same, each expert's weight times its `gain [experts]` at the end.
+    #[track_caller]
+    pub fn route_with_gain(self, k: usize, scoring: Scoring, gain: &Weight) -> Self {
+        self.push_route(k, scoring, [None, None, Some(gain)])
+    }
+
+    #[track_caller]
+    fn push_route(self, k: usize, scoring: Scoring, weights: [Option<&Weight>; 3]) -> Self {
+        let [bias, table, gain] = weights.map(|w| w.map(|w| w.r));
+        self.step.push(Op::Route { logits: self.id, k, scoring, bias, table, gain })
     }
 
     /// The hidden activations of the routed experts, `[T, k * I]`.
@@ -290,19 +302,6 @@ impl<'a> ExpertsUp<'a> {
     pub fn gated(gate: &'a Weight, up: &'a Weight, f: impl Into<Glu>) -> Self {
         Self { gate: Some(gate), up, bias: None, f: f.into() }
     }
-}
-
-/// Which columns of each head turn, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RopeHeads {
-    /// Columns of a head.
-    pub dim: usize,
-    /// The first that turns.
-    pub start: usize,
-    /// Pairs are `(2i, 2i + 1)`.
-    pub interleaved: bool,
-    /// Backwards.
-    pub inverse: bool,
 }
 
 /// The units of positions that an indexer has chosen, [`Op::Select`].

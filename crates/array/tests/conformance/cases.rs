@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use longrun_array::{
-    ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime, Scoring, State, StateKind, Step,
-    Tensor, Weight,
+    ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime, Score, Scoring, State, StateKind,
+    Step, Tensor, Weight,
 };
 
 use crate::common::{IDS, MOST_ROWS, Rng, WIDTHS, random_matrix, spec};
@@ -235,15 +235,23 @@ pub(crate) fn linear(rig: &mut Rig) -> Model {
 
 pub(crate) fn route(rig: &mut Rig) -> Model {
     let (experts, k) = (rig.rng.int(5, 40), rig.rng.int(1, 4));
-    let table = rig.table(experts);
+    let (table, gain) = (rig.table(experts), rig.vector(experts, 0.5, 2.0));
+    // Experts by id; the same one may stand twice in a row.
+    let numbers: Vec<f32> = (0..IDS * k).map(|_| rig.rng.int(0, experts - 1) as f32).collect();
+    let ids = Weight::vector(&rig.rt, "ids", &numbers).unwrap();
     model(move |step| {
         let x = step.ids().embed(&table, 5.0);
         let ways = [true, false].map(Scoring::softmax);
-        sum(ways.map(|scoring| x.route(k, scoring)))
+        let gained = x.route_with_gain(k, Scoring::softmax(true), &gain);
+        let tabled = x.route_by_id(k, SOFTPLUS, &ids);
+        sum(ways.map(|scoring| x.route(k, scoring)).into_iter().chain([gained, tabled]))
     })
 }
 
 const SOFTMAX: Scoring = Scoring::softmax(true);
+
+const SOFTPLUS: Scoring =
+    Scoring { score: Score::SqrtSoftplus, groups: None, renormalize: true, scale: 1.5 };
 
 pub(crate) fn experts_up(rig: &mut Rig) -> Model {
     let (experts, k) = (rig.rng.int(3, 9), rig.rng.int(1, 3));

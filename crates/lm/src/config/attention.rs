@@ -71,13 +71,18 @@ pub(super) fn mixers(
         return kda_mixers(f, layers);
     }
     let interval = f.size_or("full_attention_interval", 4)?;
-    let attends = match (family, f.list("full_attn_idxs")?) {
-        (Family::Lfm2, Some(list)) => list.iter().filter_map(Value::as_u64).collect(),
-        _ => (0..layers as u64).collect::<Vec<_>>(),
-    };
+    let mut attends = vec![true; layers];
+    if let (Family::Lfm2, Some(list)) = (family, f.list("full_attn_idxs")?) {
+        attends.fill(false);
+        for value in list {
+            let layer = value.as_u64().and_then(|n| attends.get_mut(usize::try_from(n).ok()?));
+            let none = || Error::file(format!("{value} is no layer")).at("full_attn_idxs");
+            *layer.ok_or_else(none)? = true;
+        }
+    }
     let kind = |i: usize| match family {
         _ if family.is_delta_hybrid() && !(i + 1).is_multiple_of(interval) => Mixer::Linear,
-        _ if !attends.contains(&(i as u64)) => Mixer::Linear,
+        _ if !attends[i] => Mixer::Linear,
         _ if slides[i] => Mixer::Sliding,
         _ => Mixer::Full,
     };
@@ -97,7 +102,7 @@ fn slides(
     let switched = f.bool_or("use_sliding_window", false)?;
     let full_first = f.count("max_window_layers")?.unwrap_or(28);
     let slides = |i: usize| match family {
-        Family::Gemma3 => !(i + 1).is_multiple_of(pattern),
+        Family::Gemma3 | Family::Gemma4 => !(i + 1).is_multiple_of(pattern),
         Family::Gemma2 | Family::GptOss => i.is_multiple_of(2),
         Family::Olmo3 => !(i + 1).is_multiple_of(4),
         Family::Mistral | Family::Mixtral | Family::Ministral3 | Family::Phi3 => true,
@@ -145,6 +150,15 @@ pub(super) fn qk_norms(f: &Fields<'_>, family: Family) -> Result<bool> {
         }
         _ => family.is_delta_hybrid(),
     })
+}
+
+/// Gates of attention's output, where a family can't do without.
+pub(super) fn check_gate(f: &Fields<'_>, family: Family) -> Result<()> {
+    if family.is_delta_hybrid() && !f.bool_or("attn_output_gate", true)? {
+        let what = format!("attention without a gate is not known for {}", family.name());
+        return Err(Error::unsupported(what).at("attn_output_gate"));
+    }
+    Ok(())
 }
 
 /// Factor on queries that grows with their position.

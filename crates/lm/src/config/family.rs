@@ -109,7 +109,7 @@ impl Family {
     }
 
     pub(super) fn is_gemma(self) -> bool {
-        matches!(self, F::Gemma2 | F::Gemma3)
+        matches!(self, F::Gemma2 | F::Gemma3 | F::Gemma4)
     }
 
     /// Queries, keys and values have biases if nothing is said.
@@ -155,7 +155,7 @@ impl Family {
     }
 
     /// Layers of the gated delta rule with one decay a head.
-    pub(super) fn is_delta_hybrid(self) -> bool {
+    pub(crate) fn is_delta_hybrid(self) -> bool {
         matches!(self, F::Qwen3Next | F::Qwen35 | F::Qwen35Moe)
     }
 }

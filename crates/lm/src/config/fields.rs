@@ -20,6 +20,12 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// The fields of a `config.json`; a vision checkpoint's text part comes first.
+    pub(crate) fn of(json: &'a Value) -> Self {
+        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
+        Self::new(text, json)
+    }
+
     pub(super) fn new(text: &'a Value, outer: &'a Value) -> Self {
         Self { text, outer, read: RefCell::default() }
     }
@@ -90,18 +96,6 @@ impl<'a> Fields<'a> {
         match (x as f32).is_normal() && x > 0.0 {
             true => Ok(Some(x as f32)),
             false => Err(Error::file(format!("{x} is not a number above 0")).at(name)),
-        }
-    }
-
-    /// Takes a field that changes nothing: absent, false, or this number.
-    pub(super) fn neutral(&self, name: &str, number: f64) -> Result<()> {
-        match self.get(name) {
-            None | Some(Value::Bool(false)) => Ok(()),
-            Some(value) if value.as_f64() == Some(number) => Ok(()),
-            Some(value) => {
-                let what = format!("{value} would change the maths, and is not known here");
-                Err(Error::unsupported(what).at(name))
-            }
         }
     }
 

@@ -9,6 +9,7 @@ mod conv;
 mod delta;
 mod family;
 mod fields;
+mod gemma4;
 mod mla;
 mod moe;
 mod multipliers;
@@ -20,6 +21,7 @@ pub use conv::ConvConfig;
 pub use delta::{DeltaConfig, KdaConfig};
 pub use family::Family;
 pub(crate) use fields::Fields;
+pub use gemma4::{Gemma4Config, Gemma4Experts};
 pub use mla::{IndexerConfig, MlaConfig};
 pub use moe::MoeConfig;
 pub use multipliers::Multipliers;
@@ -88,6 +90,7 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
+    pub gemma4: Option<Gemma4Config>,
     pub kda: Option<KdaConfig>,
     pub ssm: Option<SsmConfig>,
     pub multipliers: Multipliers,
@@ -102,7 +105,7 @@ impl Config {
     /// # Errors
     /// A field is missing, impossible or unknown and would change the maths; the message names it.
     pub fn new(json: &Value) -> Result<Self> {
-        let f = Self::fields(json);
+        let f = Fields::of(json);
         let config = Self::read(&f).and_then(|config| {
             acting::all_is_read(&f, config.family.name())?;
             Ok(config)
@@ -115,12 +118,7 @@ impl Config {
     /// # Errors
     /// A field is missing or impossible; the message names it.
     pub fn loose(json: &Value) -> Result<Self> {
-        Self::read(&Self::fields(json)).map_err(|e| e.at("config.json"))
-    }
-
-    fn fields(json: &Value) -> Fields<'_> {
-        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
-        Fields::new(text, json)
+        Self::read(&Fields::of(json)).map_err(|e| e.at("config.json"))
     }
 
     fn read(f: &Fields<'_>) -> Result<Self> {
@@ -129,20 +127,29 @@ impl Config {
         let [hidden, layers] = [f.size("hidden_size")?, ssm::layers(f, family)?];
         let [heads, kv_heads, head_dim] = attention::heads(f, family, hidden)?;
         check_activation(f, family)?;
+        attention::check_gate(f, family)?;
         // Where windows are switched off, some writers leave a 0.
         let off = !f.bool_or("use_sliding_window", true)?;
         let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
         let window = if off { None } else { f.size_opt("sliding_window")? };
         let rotates = attention::rotates(f, family, layers)?;
-        let mixers = attention::mixers(f, family, &rotates, window)?;
-        let context = attention::context(f, family)?;
+        let mut mixers = attention::mixers(f, family, &rotates, window)?;
+        let gemma4 = match family {
+            Family::Gemma4 => Some(gemma4::gemma4(f, kv_heads, &mut mixers)?),
+            _ => None,
+        };
         let eps = eps(f, family)?;
         let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
-        let (rope, sliding_rope) = attention::ropes(f, family, rotated, context)?;
+        let context = attention::context(f, family)?;
+        let (rope, sliding_rope) = match &gemma4 {
+            Some(g) => gemma4::ropes(f, head_dim, g.global_dim)?,
+            None => attention::ropes(f, family, rotated, context)?,
+        };
         let (attention_bias, output_bias) = attention::biases(f, family)?;
         let gemma = family.is_gemma();
-        let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
+        let scalar = if gemma { f.positive("query_pre_attn_scalar")? } else { None };
+        let scalar = scalar.map_or(head_dim as f64, f64::from);
         let shifted = f.bool_or("norm_weight_shifted", false)?;
         Ok(Self {
             family,
@@ -167,6 +174,7 @@ impl Config {
             mlp_bias: f.bool_or("mlp_bias", false)?,
             scale: match multipliers::scale(f, family, head_dim)? {
                 Some(scale) => scale,
+                None if gemma4.is_some() => 1.0,
                 None if gemma => scalar.powf(-0.5) as f32,
                 None => (head_dim.max(1) as f32).powf(-0.5),
             },
@@ -174,7 +182,7 @@ impl Config {
             qk_norms: attention::qk_norms(f, family)?,
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
-            norms_less_one: (gemma || family.is_delta_hybrid()) && !shifted,
+            norms_less_one: ((gemma && gemma4.is_none()) || family.is_delta_hybrid()) && !shifted,
             moe: match moe::has_experts(f, family)? {
                 true => Some(moe::moe(f, family, layers)?),
                 false => None,
@@ -186,6 +194,7 @@ impl Config {
             conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
             mla,
             indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
+            gemma4,
             eos: ids(f.get("eos_token_id"))?,
         })
     }
@@ -219,7 +228,10 @@ fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {
     if family == Family::Lfm2 && f.get("tie_embedding").is_some() {
         return f.bool_or("tie_embedding", true);
     }
-    f.bool_or("tie_word_embeddings", family.is_gemma() || family == Family::Lfm2)
+    let name = "tie_word_embeddings";
+    // A model with towers says it outside, where its text part may have the default.
+    let outside = f.outer.get(name) == Some(&Value::Bool(true));
+    Ok(f.bool_or(name, family.is_gemma() || family == Family::Lfm2)? || outside)
 }
 
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {

@@ -92,8 +92,7 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
 
 fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> {
     match family {
-        Family::Qwen3Moe | Family::Mixtral | Family::GptOss => Ok(0),
-        Family::MiniMaxM2 => f.neutral("shared_intermediate_size", 0.0).map(|()| 0),
+        Family::Qwen3Moe | Family::Mixtral | Family::MiniMaxM2 | Family::GptOss => Ok(0),
         Family::Qwen2Moe | Family::Qwen3Next | Family::Qwen35Moe => {
             f.size("shared_expert_intermediate_size")
         }

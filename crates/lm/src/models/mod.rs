@@ -5,6 +5,7 @@
 mod deepseek_v3;
 mod falcon_h1;
 mod gemma3;
+mod gemma4;
 mod granite;
 mod kimi_linear;
 mod lfm2;
@@ -42,12 +43,18 @@ pub fn load(
     source: Source<'_>,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>> {
-    let read = RefCell::new(BTreeSet::new());
-    let w = Weights::new(runtime, source, config.norms_less_one, config.eps);
-    let w = &w.with_progress(&read, progress);
+    let (read, adapted) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
+    // MLX adds the 1 to the norms of these families when it saves them.
+    let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
+    let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
+    let w = Weights::new(runtime, source, less_one, config.eps);
+    let w = &w.with_progress(&read, progress).with_adapter(&adapted);
     let model = build(w, config)?;
     if let Source::Checkpoint(checkpoint) = source {
         nothing_is_left(checkpoint, config, &read.borrow())?;
+        if let Some(adapter) = checkpoint.adapter() {
+            adapter.check_used(adapted.borrow().iter().map(String::as_str))?;
+        }
     }
     Ok(model)
 }
@@ -70,6 +77,7 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         | Family::GptOss
         | Family::DeadValues => Box::new(transformer::Transformer::load(w, config)?),
         Family::Gemma2 | Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
+        Family::Gemma4 => Box::new(gemma4::Gemma4::load(w, config)?),
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
@@ -82,6 +90,6 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
         Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
         Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
-        Family::Gemma4 | Family::DeepSeekV4 | Family::Glm5Next => todo!(),
+        Family::DeepSeekV4 | Family::Glm5Next => todo!(),
     })
 }

@@ -20,7 +20,7 @@ pub(crate) use leftovers::nothing_is_left;
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
-use crate::nn::{Linear, RmsNorm};
+use crate::nn::{Linear, LowRank, RmsNorm};
 
 /// Where weights come from.
 #[derive(Clone, Copy)]
@@ -46,6 +46,8 @@ pub struct Weights<'a> {
     eps: f32,
     /// The names of all tensors that were read, and whom to tell.
     read: Option<(&'a RefCell<BTreeSet<String>>, Progress<'a>)>,
+    /// The names of those that an adapter went beside.
+    adapted: Option<&'a RefCell<BTreeSet<String>>>,
 }
 
 /// The prefixes that writers put before the embedding.
@@ -65,7 +67,8 @@ impl<'a> Weights<'a> {
             Source::Seed(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
-        Self { runtime, source, root, prefix: String::new(), less_one, eps, read: None }
+        let (prefix, read, adapted) = (String::new(), None, None);
+        Self { runtime, source, root, prefix, less_one, eps, read, adapted }
     }
 
     /// Notes the name of each tensor that is read, and reports it.
@@ -76,6 +79,44 @@ impl<'a> Weights<'a> {
     ) -> Self {
         self.read = Some((read, report));
         self
+    }
+
+    /// Adds the adapter of the checkpoint, if it has one, and notes in `adapted` which linear layers were there to
+    /// take it.
+    pub fn with_adapter(mut self, adapted: &'a RefCell<BTreeSet<String>>) -> Self {
+        self.adapted = Some(adapted);
+        self
+    }
+
+    /// The adapter's part beside the rows `order` of `name [rows, cols]`, or beside all of them.
+    fn adapter(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        order: Option<&[usize]>,
+    ) -> Result<Option<LowRank>> {
+        let (Source::Checkpoint(c), Some(adapted)) = (self.source, self.adapted) else {
+            return Ok(None);
+        };
+        let full = self.full(name);
+        let Some(delta) = c.adapter().and_then(|adapter| adapter.delta(&full)) else {
+            return Ok(None);
+        };
+        delta.check(shape).map_err(|e| e.at(&full))?;
+        let all = |numbers: &[f32], shape| HostMatrix::of_numbers(numbers, shape, Format::F32);
+        let b = all(&delta.b, [shape[0], delta.rank]);
+        let b = match order {
+            Some(order) => b.take_rows(order.iter().copied()),
+            None => b,
+        };
+        let put = |host: &HostMatrix<'_>| {
+            let HostMatrix { format, rows, cols, .. } = *host;
+            let spec = MatrixSpec { format, experts: 1, rows, cols };
+            Weight::matrix(self.runtime, &full, spec, &host.bytes)
+        };
+        let pair = LowRank { a: put(&all(&delta.a, [delta.rank, shape[1]]))?, b: put(&b)? };
+        adapted.borrow_mut().insert(full);
+        Ok(Some(pair))
     }
 
     /// The weights below `name`.
@@ -161,7 +202,7 @@ impl<'a> Weights<'a> {
             return Err(self.misshapen(&t, &[count]));
         }
         let mut numbers = vec![0.0; count];
-        t.format.dequantize_row(t.data, &mut numbers);
+        t.format.dequantize_row(&t.data, &mut numbers);
         Ok(numbers)
     }
 
@@ -221,7 +262,7 @@ impl<'a> Weights<'a> {
         if t.shape != [rows, cols] {
             return Err(self.misshapen(&t, &[rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
     }
 
     /// Brings `host` to the device: one matrix, or `experts` of them behind each other.
@@ -251,12 +292,14 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// As [`matrix`](Self::matrix).
     pub fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear> {
-        let weight = self.matrix(&format!("{name}.weight"), shape)?;
+        let weight_name = format!("{name}.weight");
+        let weight = self.matrix(&weight_name, shape)?;
+        let adapter = self.adapter(&weight_name, shape, None)?;
         let bias = match bias {
             true => Some(self.vector(&format!("{name}.bias"), shape[0], 0.0, |b| b)?),
             false => None,
         };
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight, bias, adapter })
     }
 
     /// The rows `order` of `name.weight [rows, cols]`: some of them, or in another order.
@@ -270,8 +313,10 @@ impl<'a> Weights<'a> {
         order: impl Iterator<Item = usize>,
     ) -> Result<Linear> {
         let name = format!("{name}.weight");
-        let weight = self.put(&name, &self.host(&name, shape)?.take_rows(order), 1)?;
-        Ok(Linear { weight, bias: None })
+        let order: Vec<usize> = order.collect();
+        let rows = self.host(&name, shape)?.take_rows(order.iter().copied());
+        let adapter = self.adapter(&name, shape, Some(&order))?;
+        Ok(Linear { weight: self.put(&name, &rows, 1)?, bias: None, adapter })
     }
 
     /// The matrices `name [count, rows, cols]`, behind each other in one tensor.
@@ -291,7 +336,7 @@ impl<'a> Weights<'a> {
         if t.shape != [count, rows, cols] {
             return Err(self.misshapen(&t, &[count, rows, cols]));
         }
-        let host = HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) };
+        let host = HostMatrix { format: t.format, rows, cols, bytes: t.data };
         self.put(name, &host, count)
     }
 
@@ -374,7 +419,7 @@ impl<'a> Weights<'a> {
         if t.shape != [experts, rows, cols] {
             return Err(self.misshapen(&t, &[experts, rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
     }
 
     /// The first and the second halves of the rows of each matrix of `name [experts, 2 * rows, cols]`.
@@ -396,7 +441,7 @@ impl<'a> Weights<'a> {
         Ok([part(0)?, part(1)?])
     }
 
-    /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`.
+    /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`, unless the files have another.
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix).
@@ -405,20 +450,25 @@ impl<'a> Weights<'a> {
         [vocab, hidden]: [usize; 2],
         tied: bool,
     ) -> Result<(Weight, Linear)> {
-        let embedding = format!("{}.weight", self.first_of(&EMBEDDINGS));
-        let embedding = self.matrix(&embedding, [vocab, hidden])?;
-        let weight = if tied {
-            embedding.clone()
-        } else {
-            let outside = self.root.strip_suffix("model.").unwrap_or("");
-            let names = [outside, "", self.root];
-            let has = |root: &&str| match self.source {
-                Source::Checkpoint(c) => c.raw(&format!("{root}lm_head.weight")).is_some(),
-                Source::Seed(_) => true,
-            };
-            let root = names.into_iter().find(has).unwrap_or("");
-            Self { root, ..self.clone() }.matrix("lm_head.weight", [vocab, hidden])?
+        let name = format!("{}.weight", self.first_of(&EMBEDDINGS));
+        let embedding = self.matrix(&name, [vocab, hidden])?;
+        let head = "lm_head.weight";
+        let outside = self.root.strip_suffix("model.").unwrap_or("");
+        let at = |root| Self { root, prefix: String::new(), ..self.clone() };
+        let root = [outside, "", self.root].into_iter().find(|root| at(root).in_files(head));
+        // A word about tying may be another model's, or outdated; a second copy of the embedding is none.
+        let own = match (self.source, root) {
+            (Source::Checkpoint(c), Some(root)) => {
+                let bytes = |name: String| c.raw(&name).map(|t| t.data);
+                bytes(self.full(&name)) != bytes(at(root).full(head))
+            }
+            _ => false,
         };
-        Ok((embedding, Linear { weight, bias: None }))
+        if tied && !own {
+            let weight = embedding.clone();
+            return Ok((embedding, Linear { weight, bias: None, adapter: None }));
+        }
+        let head = at(root.unwrap_or("")).linear("lm_head", [vocab, hidden], false)?;
+        Ok((embedding, head))
     }
 }
