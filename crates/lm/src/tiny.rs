@@ -98,9 +98,12 @@ fn recurrent(config: &mut Value, family: &str, interval: usize, layers: usize) {
         (&["n_groups", "mamba_n_groups"], 2),
         (&["conv_kernel", "mamba_d_conv"], 4),
         (&["n_routed_experts", "num_local_experts"], config["num_experts"].as_u64().unwrap_or(1)),
-        (&["moe_shared_expert_intermediate_size", "shared_intermediate_size"], 32),
+        (&["moe_shared_expert_intermediate_size"], 32),
     ] {
         names.iter().for_each(|name| config[*name] = size.into());
+    }
+    if family.starts_with("granite") {
+        config["shared_intermediate_size"] = 32.into();
     }
     let kinds: &[&str] = match family {
         "nemotron_h" => &["mamba", "moe", "mlp"],
