@@ -149,6 +149,11 @@ impl Family {
         matches!(self, F::DeepSeekV32 | F::DeepSeekV4 | F::Glm5Next)
     }
 
+    /// The residual is a few streams.
+    pub(super) fn has_streams(self) -> bool {
+        matches!(self, F::DeepSeekV4 | F::Glm5Next)
+    }
+
     /// Layers of the delta rule with a decay for each channel of a key.
     pub(super) fn is_kda(self) -> bool {
         matches!(self, F::KimiLinear | F::Glm5Next)

@@ -3,9 +3,11 @@
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
 mod deepseek_v3;
+mod deepseek_v4;
 mod falcon_h1;
 mod gemma3;
 mod gemma4;
+mod glm5_next;
 mod granite;
 mod lfm2;
 mod nemotron_h;
@@ -82,6 +84,8 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
         Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
         Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
-        Family::KimiLinear | Family::DeepSeekV4 | Family::Glm5Next => todo!(),
+        Family::DeepSeekV4 => Box::new(deepseek_v4::DeepSeekV4::load(w, config)?),
+        Family::Glm5Next => Box::new(glm5_next::Glm5Next::load(w, config)?),
+        Family::KimiLinear => todo!(),
     })
 }

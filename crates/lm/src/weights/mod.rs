@@ -53,7 +53,11 @@ const ROOTS: [&str; 5] =
     ["model.", "language_model.model.", "model.language_model.", "backbone.", ""];
 
 /// The names that writers give the embedding.
-const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "embeddings.weight", "embedding.weight"];
+const EMBEDDINGS: [&str; 4] =
+    ["embed_tokens.weight", "embeddings.weight", "embedding.weight", "embed.weight"];
+
+/// The names that writers give the head.
+const HEADS: [&str; 2] = ["lm_head.weight", "head.weight"];
 
 impl<'a> Weights<'a> {
     /// All weights of a source. `less_one` says that norm weights are stored less 1; `eps` goes into every norm.
@@ -90,11 +94,16 @@ impl<'a> Weights<'a> {
     fn tensor(&self, c: &'a Checkpoint, name: &str) -> Result<TensorView<'a>> {
         let full = self.full(name);
         let tensor = c.weight(&full)?;
+        self.note(full, c);
+        Ok(tensor)
+    }
+
+    /// Notes that the tensor of this name was read.
+    fn note(&self, full: String, c: &Checkpoint) {
         if let Some((read, report)) = self.read {
             read.borrow_mut().insert(full);
             report(read.borrow().len(), c.raw_tensors().len());
         }
-        Ok(tensor)
     }
 
     /// Whether the checkpoint has `name`; a seed has everything.
@@ -416,12 +425,13 @@ impl<'a> Weights<'a> {
         } else {
             let outside = self.root.strip_suffix("model.").unwrap_or("");
             let names = [outside, "", self.root];
-            let has = |root: &&str| match self.source {
-                Source::Checkpoint(c) => c.raw(&format!("{root}lm_head.weight")).is_some(),
+            let mut all = names.into_iter().flat_map(|root| HEADS.map(|name| (root, name)));
+            let has = |(root, name): &(&str, &str)| match self.source {
+                Source::Checkpoint(c) => c.raw(&format!("{root}{name}")).is_some(),
                 Source::Seed(_) => true,
             };
-            let root = names.into_iter().find(has).unwrap_or("");
-            Self { root, ..self.clone() }.matrix("lm_head.weight", [vocab, hidden])?
+            let (root, name) = all.find(has).unwrap_or(("", HEADS[0]));
+            Self { root, ..self.clone() }.matrix(name, [vocab, hidden])?
         };
         Ok((embedding, Linear { weight, bias: None }))
     }
