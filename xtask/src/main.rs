@@ -5,6 +5,7 @@
 
 mod compare;
 mod fetch;
+mod interop;
 mod prove;
 mod shell;
 
@@ -13,11 +14,12 @@ use std::process::ExitCode;
 use shell::{Result, cargo, run};
 
 const USAGE: &str = "\
-cargo xtask fetch                     download the small real models that tests use into .cache/models
+cargo xtask fetch                     download the small real models and texts that tests use into .cache/models
 cargo xtask test [--offline]          fetch, then run every test
 cargo xtask prove [--ci]              the long proofs: full size into docs/proofs.md, or CI size to the terminal
 cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds N] [--write]
-                                      speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md";
+                                      speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md
+cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         ["prove"] => prove::full(),
         ["prove", "--ci"] => prove::small(),
         ["compare", rest @ ..] => compare::compare(rest),
+        ["interop", rest @ ..] => interop::interop(rest),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(())
@@ -60,8 +63,10 @@ fn test(offline: bool) -> Result<()> {
     };
     tests(&["--workspace"])?;
     if real {
-        tests(&["--package", "longrun", "--test", "real", "--", "--ignored"])?;
+        let real = ["--package", "longrun", "--test", "real", "--test", "real_text"];
+        tests(&[&real[..], &["--", "--ignored"]].concat())?;
     }
+    tests(&["--package", "longrun", "--no-default-features", "--test", "no_hub"])?;
     // Last, because the feature makes other binaries of the same names.
     tests(&["--package", "longrun-array", "--package", "longrun", "--features", "longrun/leak-lab"])
 }

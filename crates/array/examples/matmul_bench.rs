@@ -72,9 +72,9 @@ impl Bench {
 fn main() {
     let wanted = std::env::args().nth(1);
     let isas = Isa::available().filter(|&isa| isa != Isa::SCALAR).collect::<Vec<_>>();
-    println!("format isa     mode  | GB/s of weights at M = 1, 4, 8, 16 | Gop/s at M = 512");
+    println!("format        isa     mode  | GB/s of weights at M = 1, 4, 8, 16 | Gop/s at M = 512");
     for format in Format::ALL {
-        if wanted.as_ref().is_some_and(|name| name != format.name()) {
+        if wanted.as_ref().is_some_and(|name| *name != format.name()) {
             continue;
         }
         // 64 Ki rows of 4096: more than the caches of most machines.
@@ -82,11 +82,11 @@ fn main() {
         let mut prompt = Bench::new(format, 512, 1024);
         for &isa in &isas {
             for exact in [false, true] {
-                if !exact && format.is_float() {
+                if !exact && !format.quantises_activations() {
                     continue;
                 }
                 let mode = if exact { "exact" } else { "q8" };
-                print!("{:6} {:7} {mode:5} |", format.name(), isa.name());
+                print!("{:13} {:7} {mode:5} |", format.name(), isa.name());
                 let (panels, slice) = (large.layout.panels(), 16);
                 let bytes = (slice * large.layout.panel_bytes()) as f64;
                 for rows in [1, 4, 8, 16] {

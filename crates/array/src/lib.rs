@@ -63,7 +63,7 @@ pub use cpu::{CpuDevice, CpuOptions};
 pub use device::{BufferId, Device, IN_FLIGHT, MatrixSpec, NullDevice, Ticket};
 pub use dims::{Axis, Shape};
 pub use error::{Error, Result};
-pub use format::Format;
+pub use format::{Affine, Format, Fp4, Fp8};
 pub use inputs::{BLOCK, Inputs, RowInput, TABLES, Wanted};
 pub use key::{Head, Key, Outputs, Rows, Tokens};
 pub use ledger::{Count, Growth, Ledger, LimitReached, Tag, Usage};

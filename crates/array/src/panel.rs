@@ -4,24 +4,24 @@
 //! threads or of who holds the bytes. A matrix of several experts is that many layouts in a row.
 //!
 //! A **float panel** is `[cols][16]` numbers, column by column. A **code panel** is a sequence of
-//! units of 32 columns (256 for the super-block formats), each holding, in this order:
+//! units: of as many columns as share a scale but at least 32, or of 256 for the super-block
+//! formats. Each holds, in this order:
 //!
 //! - the codes of each 32 columns, in bit planes. Four consecutive columns of 16 rows are a *group*
 //!   of 64 code bytes, row by row: what a 4-way byte dot product eats. A plane of `b` bits keeps
 //!   the 8 groups in `b` vectors of 64 bytes, group `g` in vector `g % b` at bit `g / b * b`. Codes
 //!   of 5 bits are a plane of 4 and one of 1; of 6, 4 and 2; of 3, 2 and 1.
 //! - of super-blocks: the `i8` scales `[groups][16]`, then, if the format has mins, those alike;
-//! - the `f16` scales `[16]`, then, if the format has mins, their `f16` `[16]`.
+//! - the scales `[16]` as the format has them (`f16`, `f32` or an exponent byte; twice `[16]` where
+//!   16 columns share one), then, if the format has mins, those alike.
 //!
 //! So a panel streams linearly and takes no more memory than the file's blocks, within 3 % (`Q2_K`,
 //! whose scales widen: 19 %).
 
 use std::ops::Range;
 
-use half::f16;
-
 use crate::format::Format;
-use crate::quant::{Block, CodeSpec, code_value};
+use crate::quant::{Block, CodeSpec, Scale, code_value};
 
 #[cfg(test)]
 mod tests;
@@ -32,41 +32,56 @@ pub const PANEL_ROWS: usize = 16;
 /// The place of everything in a unit of a code panel. Offsets are bytes from the unit's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnitLayout {
-    /// Runs of 32 columns.
-    pub(crate) blocks: usize,
-    /// Bytes of the codes of 32 columns.
-    pub(crate) code_bytes: usize,
-    /// Bits of the planes: the low bits of a code, then the rest (0 if none).
-    pub(crate) planes: [usize; 2],
+    /// Runs of 32 columns: a power of two.
+    pub(crate) runs: usize,
+    /// Bytes of a run with its share of the scales.
+    pub(crate) run_bytes: usize,
     /// Where the `i8` scales and mins start, if there are.
     pub(crate) sub_scales: usize,
     pub(crate) sub_mins: usize,
-    /// Where the `f16` scales and mins start.
+    /// Where the scales and mins start, and how they are stored.
     pub(crate) d: usize,
     pub(crate) m: usize,
+    pub(crate) scale: Scale,
     /// Bytes of the unit.
     pub(crate) bytes: usize,
 }
 
 impl UnitLayout {
     pub(crate) const fn of(spec: CodeSpec) -> Self {
-        let blocks = spec.block_len() / 32;
-        let code_bytes = 64 * spec.bits;
-        let low = match spec.bits {
-            2 | 3 => 2,
-            4..=6 => 4,
-            _ => 8,
-        };
+        let runs = spec.unit_len() / 32;
         let subs = if spec.super_block { 256 / spec.group * PANEL_ROWS } else { 0 };
-        let halves = 2 * PANEL_ROWS;
-        let sub_scales = blocks * code_bytes;
+        let slots = if spec.super_block { 1 } else { spec.unit_len() / spec.group };
+        let scales = slots * PANEL_ROWS * spec.scale.bytes();
+        let sub_scales = runs * code_bytes(spec.bits);
         let sub_mins = sub_scales + subs;
         let d = if spec.min { sub_mins + subs } else { sub_mins };
-        let m = d + halves;
-        let bytes = if spec.min { m + halves } else { m };
-        let planes = [low, spec.bits - low];
-        Self { blocks, code_bytes, planes, sub_scales, sub_mins, d, m, bytes }
+        let m = d + scales;
+        let bytes = if spec.min { m + scales } else { m };
+        let run_bytes = bytes / runs;
+        Self { runs, run_bytes, sub_scales, sub_mins, d, m, scale: spec.scale, bytes }
     }
+
+    /// Where the scale of a row is among those that start at `scales`, in the given slot of them.
+    fn scale_at(&self, scales: usize, slot: usize, lane: usize) -> usize {
+        scales + (slot * PANEL_ROWS + lane) * self.scale.bytes()
+    }
+}
+
+/// Bytes of the codes of 32 columns.
+pub(crate) const fn code_bytes(bits: usize) -> usize {
+    64 * bits
+}
+
+/// Bits of the planes: the low bits of a code, then the rest (0 if none).
+pub(crate) const fn planes(bits: usize) -> [usize; 2] {
+    let low = match bits {
+        1 => 1,
+        2 | 3 => 2,
+        4..=6 => 4,
+        _ => 8,
+    };
+    [low, bits - low]
 }
 
 /// The panels of one matrix `[rows, cols]`: sizes and places, no data.
@@ -81,12 +96,13 @@ pub struct PanelLayout {
 
 impl PanelLayout {
     /// The layout of `rows` rows of `cols` numbers that files store as `format`. `None` if `cols`
-    /// is not a whole number of blocks or the size overflows.
+    /// is not a whole number of blocks, or of 32 where the format has codes, or the size overflows.
     pub fn new(format: Format, rows: usize, cols: usize) -> Option<Self> {
         let row_bytes = format.row_bytes(cols)?;
         let panel_bytes = match CodeSpec::of(format) {
             None => row_bytes.checked_mul(PANEL_ROWS)?,
-            Some(spec) => (cols / spec.block_len()).checked_mul(UnitLayout::of(spec).bytes)?,
+            Some(spec) if !cols.is_multiple_of(spec.unit_len()) => return None,
+            Some(spec) => (cols / spec.unit_len()).checked_mul(UnitLayout::of(spec).bytes)?,
         };
         let bytes = rows.div_ceil(PANEL_ROWS).checked_mul(panel_bytes)?;
         Some(Self { format, rows, cols, panel_bytes, bytes })
@@ -170,11 +186,21 @@ fn pack_floats<const BYTES: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
 fn pack_codes(format: Format, spec: CodeSpec, row: &[u8], lane: usize, panel: &mut [u8]) {
     let place = UnitLayout::of(spec);
     let mut block = Block::EMPTY;
+    let mut codes = [0; 256];
+    let block_len = format.block_len();
+    let per_unit = spec.unit_len() / block_len;
     let units = panel.chunks_exact_mut(place.bytes);
-    for (bytes, unit) in row.chunks_exact(format.block_bytes()).zip(units) {
-        format.decode_block(bytes, &mut block);
-        for (codes, dst) in block.codes.as_chunks::<32>().0.iter().zip(0..place.blocks) {
-            pack_planes(place, codes, lane, &mut unit[dst * place.code_bytes..]);
+    for (bytes, unit) in row.chunks_exact(format.block_bytes() * per_unit).zip(units) {
+        for (slot, bytes) in bytes.chunks_exact(format.block_bytes()).enumerate() {
+            format.decode_block(bytes, &mut block);
+            codes[slot * block_len..][..block_len].copy_from_slice(&block.codes[..block_len]);
+            spec.scale.write(block.d, &mut unit[place.scale_at(place.d, slot, lane)..]);
+            if spec.min {
+                spec.scale.write(block.m, &mut unit[place.scale_at(place.m, slot, lane)..]);
+            }
+        }
+        for (codes, run) in codes.as_chunks::<32>().0.iter().zip(0..place.runs) {
+            pack_planes(spec.bits, codes, lane, &mut unit[run * code_bytes(spec.bits)..]);
         }
         if spec.super_block {
             for group in 0..256 / spec.group {
@@ -185,16 +211,12 @@ fn pack_codes(format: Format, spec: CodeSpec, row: &[u8], lane: usize, panel: &m
                 }
             }
         }
-        unit[place.d + 2 * lane..][..2].copy_from_slice(&block.d.to_le_bytes());
-        if spec.min {
-            unit[place.m + 2 * lane..][..2].copy_from_slice(&block.m.to_le_bytes());
-        }
     }
 }
 
 /// Adds the 32 codes of one row to zeroed planes, four codes at a time.
-fn pack_planes(place: UnitLayout, codes: &[u8; 32], lane: usize, dst: &mut [u8]) {
-    let [low, high] = place.planes;
+fn pack_planes(bits: usize, codes: &[u8; 32], lane: usize, dst: &mut [u8]) {
+    let [low, high] = planes(bits);
     for (group, &four) in codes.as_chunks::<4>().0.iter().enumerate() {
         let four = u32::from_le_bytes(four);
         let mut put = |vector: usize, bits: u32| {
@@ -231,16 +253,12 @@ pub fn unpack_row(layout: &PanelLayout, bytes: &[u8], row: usize, out: &mut [f32
         return;
     };
     let place = UnitLayout::of(spec);
-    for (unit, out) in panel.chunks_exact(place.bytes).zip(out.chunks_exact_mut(spec.block_len())) {
+    for (unit, out) in panel.chunks_exact(place.bytes).zip(out.chunks_exact_mut(spec.unit_len())) {
         for (index, out) in out.chunks_exact_mut(spec.group).enumerate() {
             let (scale, min) = unit_scale(spec, place, unit, index, lane);
             for (k, y) in out.iter_mut().enumerate() {
-                *y = code_value(
-                    spec,
-                    unit_code(place, unit, index * spec.group + k, lane),
-                    scale,
-                    min,
-                );
+                let code = unit_code(spec.bits, unit, index * spec.group + k, lane);
+                *y = code_value(spec, code, scale, min);
             }
         }
     }
@@ -253,9 +271,9 @@ fn unit_scale(
     index: usize,
     lane: usize,
 ) -> (f32, f32) {
-    let part = |halves: usize, subs: usize| {
-        let at = halves + 2 * lane;
-        let float = f16::from_le_bytes([unit[at], unit[at + 1]]).to_f32();
+    let part = |scales: usize, subs: usize| {
+        let slot = if spec.super_block { 0 } else { index };
+        let float = spec.scale.read(&unit[place.scale_at(scales, slot, lane)..]);
         if spec.super_block {
             float * f32::from(unit[subs + index * PANEL_ROWS + lane] as i8)
         } else {
@@ -263,12 +281,12 @@ fn unit_scale(
         }
     };
     let min = if spec.min { part(place.m, place.sub_mins) } else { 0.0 };
-    (part(place.d, place.sub_scales), min)
+    (part(place.d, place.sub_scales) * spec.codebook.unit(), min)
 }
 
-fn unit_code(place: UnitLayout, unit: &[u8], k: usize, lane: usize) -> u8 {
-    let [low, high] = place.planes;
-    let (group, codes) = (k % 32 / 4, &unit[k / 32 * place.code_bytes + lane * 4 + k % 4..]);
+fn unit_code(bits: usize, unit: &[u8], k: usize, lane: usize) -> u8 {
+    let [low, high] = planes(bits);
+    let (group, codes) = (k % 32 / 4, &unit[k / 32 * code_bytes(bits) + lane * 4 + k % 4..]);
     let bits = |first: usize, plane: usize| {
         codes[(first + group % plane) * 64] >> (group / plane * plane) & plane_mask(plane) as u8
     };

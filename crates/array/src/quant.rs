@@ -1,53 +1,192 @@
-//! What the bytes of a block mean: the definition of every weight format, and the simple encoders.
+//! What the bytes of a block mean: the definition of every weight format.
 //!
-//! Owns the bit layouts of GGUF blocks and the plain floats. Everything else that needs a weight's
-//! value goes through [`Format::dequantize_row`] or, for codes and scales, `decode_block`. Refuses
-//! to be fast: these loops are the definition that kernels are tested against.
+//! Owns the arithmetic of codes and scales, and the simple encoders; `quant/decode.rs` takes blocks
+//! apart, [`encode`] makes what MLX makes. Everything else that needs a weight's value goes through
+//! [`Format::dequantize_row`] or, for codes and scales, `decode_block`. Refuses to be fast: these
+//! loops are the definition that kernels are tested against.
 
 use half::{bf16, f16};
 
 use crate::format::Format;
 
+mod decode;
+pub mod encode;
 #[cfg(test)]
 pub(crate) mod tests;
 
-/// The arithmetic of a quantised format: a number is `scale * (code - zero) + min`.
+/// What a code stands for before it is scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Codebook {
+    /// `code - zero`.
+    Linear,
+    /// Twice the E2M1 number, an integer; scales are halved for it.
+    E2m1,
+    /// The 16 levels of the `IQ4` formats.
+    Iq4,
+    /// The E4M3 number.
+    E4m3,
+}
+
+impl Codebook {
+    /// The levels of a code of four bits that names one.
+    const fn levels(self) -> Option<&'static [i8; 16]> {
+        match self {
+            Self::Linear | Self::E4m3 => None,
+            Self::E2m1 => Some(&[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]),
+            Self::Iq4 => {
+                Some(&[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+            }
+        }
+    }
+
+    /// What a scale is multiplied with.
+    pub(crate) const fn unit(self) -> f32 {
+        match self {
+            Self::E2m1 => 0.5,
+            Self::Linear | Self::Iq4 | Self::E4m3 => 1.0,
+        }
+    }
+}
+
+/// How a scale or a min is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scale {
+    F16,
+    F32,
+    /// A byte `e` for `2^(e - 127)`; infinite, not NaN, at 255.
+    E8m0,
+}
+
+impl Scale {
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+            Self::E8m0 => 1,
+        }
+    }
+
+    /// The number at the start of `from`.
+    pub(crate) fn read(self, from: &[u8]) -> f32 {
+        match (self, from) {
+            (Self::F16, &[a, b, ..]) => f16::from_le_bytes([a, b]).to_f32(),
+            (Self::F32, &[a, b, c, d, ..]) => f32::from_le_bytes([a, b, c, d]),
+            (Self::E8m0, &[e, ..]) => e8m0(e),
+            _ => unreachable!("{self:?} in {} bytes", from.len()),
+        }
+    }
+
+    /// Writes a number that [`read`](Self::read) returned.
+    pub(crate) fn write(self, number: f32, to: &mut [u8]) {
+        match self {
+            Self::F16 => to[..2].copy_from_slice(&f16::from_f32(number).to_le_bytes()),
+            Self::F32 => to[..4].copy_from_slice(&number.to_le_bytes()),
+            Self::E8m0 => to[0] = (number.to_bits() >> 23) as u8,
+        }
+    }
+}
+
+/// `2^(e - 127)`, of which 0 is the one that is no normal number.
+pub(crate) fn e8m0(e: u8) -> f32 {
+    f32::from_bits((u32::from(e) << 23).max(1 << 22))
+}
+
+/// What to multiply the `f32` with that has the sign, exponent and mantissa bits of an E4M3 number
+/// at the same ends, for that number: the biases are 127 and 7.
+pub(crate) const E4M3_UNIT: f32 = f32::from_bits((127 + 120) << 23);
+
+fn e4m3(code: u8) -> f32 {
+    let code = u32::from(code);
+    f32::from_bits((code & 0x80) << 24 | (code & 0x7f) << 20) * E4M3_UNIT
+}
+
+/// The arithmetic of a quantised format: a number is `scale * level + min`, and the level of a code
+/// is as its codebook says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CodeSpec {
-    /// Bits of a code: 2, 3, 4, 5, 6 or 8.
+    /// Bits of a code: 1, 2, 3, 4, 5, 6 or 8.
     pub(crate) bits: usize,
-    /// Consecutive numbers that share a scale: 16 or 32.
+    /// Consecutive numbers that share a scale: 16, 32, 64 or 128.
     pub(crate) group: usize,
-    /// The code of zero; a power of two, or 0 in the formats with a `min`.
+    /// What kernels add to integer levels so that they are unsigned: a power of two, or 0 in the
+    /// formats with a `min`. Of a linear codebook, the code of zero.
     pub(crate) zero: u8,
     /// Whether a group has a `min`.
     pub(crate) min: bool,
     /// Whether a block is 256 numbers whose groups have small integer scales of one float.
     pub(crate) super_block: bool,
+    /// What codes name.
+    pub(crate) codebook: Codebook,
+    /// How scales and mins are stored.
+    pub(crate) scale: Scale,
 }
 
 impl CodeSpec {
     /// The arithmetic of `format`, or `None` for the plain floats.
     pub(crate) const fn of(format: Format) -> Option<Self> {
-        let (bits, group, zero, min, super_block) = match format {
+        use Codebook::{E2m1, E4m3, Iq4, Linear};
+        let (bits, group, zero, min, super_block, codebook) = match format {
             Format::F32 | Format::F16 | Format::BF16 => return None,
-            Format::Q4_0 => (4, 32, 8, false, false),
-            Format::Q4_1 => (4, 32, 0, true, false),
-            Format::Q5_0 => (5, 32, 16, false, false),
-            Format::Q5_1 => (5, 32, 0, true, false),
-            Format::Q8_0 => (8, 32, 128, false, false),
-            Format::Q2_K => (2, 16, 0, true, true),
-            Format::Q3_K => (3, 16, 4, false, true),
-            Format::Q4_K => (4, 32, 0, true, true),
-            Format::Q5_K => (5, 32, 0, true, true),
-            Format::Q6_K => (6, 16, 32, false, true),
+            Format::Q4_0 => (4, 32, 8, false, false, Linear),
+            Format::Q4_1 => (4, 32, 0, true, false, Linear),
+            Format::Q5_0 => (5, 32, 16, false, false, Linear),
+            Format::Q5_1 => (5, 32, 0, true, false, Linear),
+            Format::Q8_0 => (8, 32, 128, false, false, Linear),
+            Format::Q2_K => (2, 16, 0, true, true, Linear),
+            Format::Q3_K => (3, 16, 4, false, true, Linear),
+            Format::Q4_K => (4, 32, 0, true, true, Linear),
+            Format::Q5_K => (5, 32, 0, true, true, Linear),
+            Format::Q6_K => (6, 16, 32, false, true, Linear),
+            Format::IQ4_NL => (4, 32, 128, false, false, Iq4),
+            Format::IQ4_XS => (4, 32, 128, false, true, Iq4),
+            Format::MXFP4 => (4, 32, 16, false, false, E2m1),
+            Format::Affine(f) => (f.bits(), f.group(), 0, true, false, Linear),
+            // The zeros are those of other formats with the same group, whose kernels thus serve.
+            Format::Fp4(f) if f.group() == 16 => (4, 16, 32, false, false, E2m1),
+            Format::Fp4(f) => (4, f.group(), 16, false, false, E2m1),
+            Format::Fp8(f) => (8, f.group(), 0, false, false, E4m3),
         };
-        Some(Self { bits, group, zero, min, super_block })
+        let scale = match format {
+            Format::Affine(f) if f.is_wide() => Scale::F32,
+            Format::Fp4(f) if f.is_wide() => Scale::F32,
+            Format::Fp8(_) => Scale::F32,
+            Format::MXFP4 => Scale::E8m0,
+            _ => Scale::F16,
+        };
+        Some(Self { bits, group, zero, min, super_block, codebook, scale })
     }
 
-    /// Numbers in a block.
-    pub(crate) const fn block_len(self) -> usize {
-        if self.super_block { 256 } else { 32 }
+    /// Numbers in a unit of a panel: a super-block, or a group and at least 32.
+    pub(crate) const fn unit_len(self) -> usize {
+        match self.group {
+            _ if self.super_block => 256,
+            16 => 32,
+            group => group,
+        }
+    }
+
+    /// The unsigned level of each code that names one, for a byte shuffle.
+    pub(crate) const fn table(self) -> Option<[u8; 16]> {
+        let Some(levels) = self.codebook.levels() else { return None };
+        let (mut table, mut code) = ([0; 16], 0);
+        while code < 16 {
+            table[code] = self.zero.wrapping_add_signed(levels[code]);
+            code += 1;
+        }
+        Some(table)
+    }
+
+    /// Whether unsigned levels may be 128 and more.
+    pub(crate) const fn is_wide(self) -> bool {
+        self.bits == 8 || matches!(self.codebook, Codebook::Iq4)
+    }
+
+    fn level(self, code: u8) -> f32 {
+        match self.codebook.levels() {
+            Some(levels) => f32::from(levels[usize::from(code & 15)]),
+            None if self.codebook == Codebook::E4m3 => e4m3(code),
+            None => f32::from(i16::from(code) - i16::from(self.zero)),
+        }
     }
 }
 
@@ -56,9 +195,9 @@ pub(crate) struct Block {
     /// Unsigned codes, in number order; the first `block_len` count.
     pub(crate) codes: [u8; 256],
     /// The block's scale.
-    pub(crate) d: f16,
+    pub(crate) d: f32,
     /// The block's offset, or of a super-block the negated scale of the offsets.
-    pub(crate) m: f16,
+    pub(crate) m: f32,
     /// Of a super-block: the integer scale of each group.
     pub(crate) sub_scales: [i8; 16],
     /// Of a super-block: the integer offset of each group.
@@ -67,27 +206,22 @@ pub(crate) struct Block {
 
 impl Block {
     /// A block of zeros.
-    pub(crate) const EMPTY: Self = Self {
-        codes: [0; 256],
-        d: f16::ZERO,
-        m: f16::ZERO,
-        sub_scales: [0; 16],
-        sub_mins: [0; 16],
-    };
+    pub(crate) const EMPTY: Self =
+        Self { codes: [0; 256], d: 0.0, m: 0.0, sub_scales: [0; 16], sub_mins: [0; 16] };
 
     fn scale_and_min(&self, spec: CodeSpec, group: usize) -> (f32, f32) {
-        let (d, m) = (self.d.to_f32(), self.m.to_f32());
+        let d = self.d * spec.codebook.unit();
         if spec.super_block {
-            (d * f32::from(self.sub_scales[group]), m * f32::from(self.sub_mins[group]))
+            (d * f32::from(self.sub_scales[group]), self.m * f32::from(self.sub_mins[group]))
         } else {
-            (d, m)
+            (d, self.m)
         }
     }
 }
 
-/// The value of a code. The product is exact wherever a `min` follows it, so fusing changes no bit.
+/// The value of a code. Product and sum are rounded each; nothing may fuse them.
 pub(crate) fn code_value(spec: CodeSpec, code: u8, scale: f32, min: f32) -> f32 {
-    let product = scale * (i32::from(code) - i32::from(spec.zero)) as f32;
+    let product = scale * spec.level(code);
     if spec.min { product + min } else { product }
 }
 
@@ -125,114 +259,19 @@ impl Format {
             _ => unreachable!("{} is not a float of {} bytes", self.name(), bytes.len()),
         }
     }
-
-    /// Decodes one quantised block of [`block_bytes`](Self::block_bytes) bytes.
-    pub(crate) fn decode_block(self, bytes: &[u8], block: &mut Block) {
-        if self.block_len() == 256 {
-            self.decode_super_block(bytes, block);
-            return;
-        }
-        let half_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        block.d = half_at(0);
-        if self == Self::Q8_0 {
-            for (code, &byte) in block.codes.iter_mut().zip(&bytes[2..34]) {
-                *code = byte ^ 0x80;
-            }
-            return;
-        }
-        if matches!(self, Self::Q4_1 | Self::Q5_1) {
-            block.m = half_at(2);
-        }
-        let (head, nibbles) = bytes.split_at(self.block_bytes() - 16);
-        let high = match (self, head) {
-            (Self::Q5_0 | Self::Q5_1, &[.., a, b, c, d]) => u32::from_le_bytes([a, b, c, d]),
-            _ => 0,
-        };
-        for (j, &pair) in nibbles.iter().enumerate() {
-            block.codes[j] = pair & 15 | (((high >> j) & 1) << 4) as u8;
-            block.codes[j + 16] = pair >> 4 | (((high >> (j + 16)) & 1) << 4) as u8;
-        }
-    }
-
-    fn decode_super_block(self, bytes: &[u8], block: &mut Block) {
-        let half_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        match self {
-            Self::Q2_K => {
-                (block.d, block.m) = (half_at(80), -half_at(82));
-                decode_2_bits(&bytes[16..80], &mut block.codes);
-                for (j, &byte) in bytes[..16].iter().enumerate() {
-                    block.sub_scales[j] = (byte & 15) as i8;
-                    block.sub_mins[j] = (byte >> 4) as i8;
-                }
-            }
-            Self::Q3_K => {
-                block.d = half_at(108);
-                decode_2_bits(&bytes[32..96], &mut block.codes);
-                for (k, code) in block.codes.iter_mut().enumerate() {
-                    *code |= (bytes[k % 32] >> (k / 32) & 1) << 2;
-                }
-                let scales = &bytes[96..108];
-                for j in 0..16 {
-                    let low = scales[j % 8] >> (j / 8 * 4) & 15;
-                    let high = scales[8 + j % 4] >> (j / 4 * 2) & 3;
-                    block.sub_scales[j] = (low | high << 4) as i8 - 32;
-                }
-            }
-            Self::Q6_K => {
-                block.d = half_at(208);
-                block.sub_scales = std::array::from_fn(|j| bytes[192 + j] as i8);
-                let (low, high) = bytes[..192].split_at(128);
-                for (k, code) in block.codes.iter_mut().enumerate() {
-                    let (half, quarter) = (k / 128, k / 32 % 4);
-                    *code = low[half * 64 + k % 64] >> (quarter / 2 * 4) & 15
-                        | (high[half * 32 + k % 32] >> (quarter * 2) & 3) << 4;
-                }
-            }
-            _ => {
-                (block.d, block.m) = (half_at(0), -half_at(2));
-                decode_scales_and_mins(&bytes[4..16], block);
-                let (high, low) = bytes[16..].split_at(if self == Self::Q5_K { 32 } else { 0 });
-                for (k, code) in block.codes.iter_mut().enumerate() {
-                    *code = low[k / 64 * 32 + k % 32] >> (k / 32 % 2 * 4) & 15;
-                    if self == Self::Q5_K {
-                        *code |= (high[k % 32] >> (k / 32) & 1) << 4;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// 256 codes of two bits, as `Q2_K` and `Q3_K` order them.
-fn decode_2_bits(bytes: &[u8], codes: &mut [u8; 256]) {
-    for (k, code) in codes.iter_mut().enumerate() {
-        *code = bytes[k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3;
-    }
-}
-
-/// The eight pairs of six-bit scales and mins of `Q4_K` and `Q5_K`.
-fn decode_scales_and_mins(bytes: &[u8], block: &mut Block) {
-    for j in 0..8 {
-        let (scale, min) = if j < 4 {
-            (bytes[j] & 63, bytes[j + 4] & 63)
-        } else {
-            let low = bytes[j + 4];
-            (low & 15 | bytes[j - 4] >> 6 << 4, low >> 4 | bytes[j] >> 6 << 4)
-        };
-        (block.sub_scales[j], block.sub_mins[j]) = (scale as i8, min as i8);
-    }
 }
 
 impl Format {
-    /// Rounds numbers to this format by the simple rule of its block: floats and the formats with
-    /// blocks of 32. Returns false, writing nothing, for the super-block formats.
+    /// Rounds numbers to this format by the simple rule of its block: the plain floats, `Q4_0`,
+    /// `Q4_1`, `Q5_0`, `Q5_1` and `Q8_0`. Returns false, writing nothing, for the others.
     ///
     /// # Panics
     /// If `bytes` is not exactly the blocks of `row.len()` numbers.
     #[must_use]
     pub fn quantize_row(self, row: &[f32], bytes: &mut [u8]) -> bool {
         assert_eq!(Some(bytes.len()), self.row_bytes(row.len()), "bytes of a {} row", self.name());
-        if self.block_len() == 256 {
+        let simple = matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0);
+        if !self.is_float() && !simple {
             return false;
         }
         let blocks = bytes.chunks_exact_mut(self.block_bytes());

@@ -1,10 +1,12 @@
 //! Language models on `longrun-array`.
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod cache;
 pub mod check;
 pub mod checkpoint;
 pub mod config;
+pub mod convert;
 pub mod engine;
 pub mod error;
 pub mod executor;

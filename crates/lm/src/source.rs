@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::adapter::Adapter;
 use crate::checkpoint::{Checkpoint, EmbeddedFile, Gguf};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -87,6 +88,19 @@ impl ModelSource {
             eos: eos.into(),
             checkpoint: Some(checkpoint),
         })
+    }
+
+    /// The model with `adapter` beside its weights.
+    ///
+    /// # Errors
+    /// It is a tiny model.
+    pub fn with_adapter(self, adapter: Adapter) -> Result<Self> {
+        match self.checkpoint {
+            Some(checkpoint) => {
+                Ok(Self { checkpoint: Some(checkpoint.with_adapter(adapter)), ..self })
+            }
+            None => Err(Error::usage("a tiny model takes no adapter").at("--adapter")),
+        }
     }
 
     /// Where its weights come from; `seed` is for tiny models.

@@ -315,8 +315,8 @@ fn another_alignment_moves_the_data() {
     let mut gguf = Gguf::new("x").u32("general.alignment", 64);
     gguf.alignment = 64;
     let gguf = gguf.tensor("a", &[3], T_F16, (1..7).collect()).zeros("b", &[1]);
-    assert_eq!(open(&gguf).weight("a").unwrap().data, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(*open(&gguf).weight("a").unwrap().data, [1, 2, 3, 4, 5, 6]);
     let folder = Scratch::new("alignment").with("m.gguf", gguf.finish());
     let mapped = Checkpoint::open(&folder.path().join("m.gguf")).unwrap();
-    assert_eq!(mapped.weight("a").unwrap().data, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(*mapped.weight("a").unwrap().data, [1, 2, 3, 4, 5, 6]);
 }

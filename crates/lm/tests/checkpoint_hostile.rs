@@ -8,7 +8,7 @@ use checkpoint_build::{
     ARRAY, F32, Gguf, I32, Part, STRING, T_IQ4_XS, U8, array, model, safetensors, text, with_header,
 };
 use longrun_lm::array::counting::{CountingAllocator, Watch};
-use longrun_lm::checkpoint::{Checkpoint, EmbeddedFile};
+use longrun_lm::checkpoint::{Checkpoint, EmbeddedFile, RawDtype};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -46,9 +46,18 @@ fn survives(files: &[(&'static str, &[u8])]) -> bool {
 fn look_at(checkpoint: &Checkpoint) {
     let mut bytes = 0;
     for tensor in checkpoint.raw_tensors() {
-        bytes += tensor.data.len();
+        bytes += tensor.stored;
         assert!(checkpoint.raw(tensor.name).is_some());
-        assert_eq!(checkpoint.weight(tensor.name).is_ok(), tensor.dtype.format().is_some());
+        let weight = checkpoint.weight(tensor.name);
+        match tensor.dtype {
+            // Its scales may turn out to be no numbers.
+            RawDtype::Packed(_) => weight.iter().for_each(|weight| {
+                let (cols, rows) = weight.shape.split_last().unwrap();
+                let row = weight.format.row_bytes(*cols).unwrap();
+                assert_eq!(weight.data.len(), rows.iter().product::<usize>() * row);
+            }),
+            dtype => assert_eq!(weight.is_ok(), dtype.format().is_some()),
+        }
         checkpoint.release(tensor.name);
     }
     assert_eq!(checkpoint.summary().bytes, bytes as u64);
@@ -130,6 +139,87 @@ fn damaged_safetensors() {
     each_damage(&intact, |damaged| {
         survives(&[("config.json", CONFIG), ("model.safetensors", damaged)]);
     });
+}
+
+/// One weight in each way of packing, with the config that it needs.
+fn packed() -> Vec<(&'static [u8], Vec<u8>)> {
+    let ones = |count: usize| [0, 0x3c].repeat(count);
+    let shape = [8_i64.to_le_bytes(), 32_i64.to_le_bytes()].concat();
+    let mlx: [Part<'_>; 5] = [
+        ("a.weight", "U32", &[2, 2, 3], vec![0x35; 48]),
+        ("a.scales", "F16", &[2, 2, 1], ones(4)),
+        ("a.biases", "F16", &[2, 2, 1], ones(4)),
+        ("b.weight", "U32", &[1, 4], vec![0x17; 16]),
+        ("b.scales", "U8", &[1, 2], vec![0x38; 2]),
+    ];
+    let gptq: [Part<'_>; 4] = [
+        ("a.qweight", "I32", &[4, 8], vec![0x24; 128]),
+        ("a.qzeros", "I32", &[1, 1], vec![0x77; 4]),
+        ("a.scales", "F16", &[1, 8], ones(8)),
+        ("a.g_idx", "I32", &[32], vec![0; 128]),
+    ];
+    let awq: [Part<'_>; 3] = [
+        ("a.qweight", "I32", &[32, 1], vec![0x24; 128]),
+        ("a.qzeros", "I32", &[1, 1], vec![0x77; 4]),
+        ("a.scales", "F16", &[1, 8], ones(8)),
+    ];
+    let parts: [Part<'_>; 8] = [
+        ("a.weight_packed", "I32", &[8, 4], vec![0x24; 128]),
+        ("a.weight_scale", "F16", &[8, 1], ones(8)),
+        ("a.weight_shape", "I64", &[2], shape),
+        ("a.weight_zero_point", "I32", &[1, 1], vec![0x77; 4]),
+        ("b.weight", "F8_E4M3", &[2, 32], vec![0x24; 64]),
+        ("b.weight_scale_inv", "F32", &[1, 1], vec![0; 4]),
+        ("c_blocks", "U8", &[1, 2, 1, 16], vec![0x17; 32]),
+        ("c_scales", "U8", &[1, 2, 1], vec![120; 2]),
+    ];
+    vec![
+        (br#"{"quantization":{"group_size":32,"bits":3,"b":{"mode":"nvfp4"}}}"#, safetensors(&mlx)),
+        (br#"{"quantization_config":{"quant_method":"gptq","bits":4}}"#, safetensors(&gptq)),
+        (br#"{"quantization_config":{"quant_method":"awq","bits":4}}"#, safetensors(&awq)),
+        (br#"{"quantization_config":{"quant_method":"fp8"}}"#, safetensors(&parts)),
+    ]
+}
+
+#[test]
+fn damaged_packed_weights() {
+    for (config, intact) in packed() {
+        assert!(survives(&[("config.json", config), ("model.safetensors", &intact)]));
+        let (mut opened, mut refused) = (0, 0);
+        each_damage(&intact, |damaged| {
+            let files = [("config.json", config), ("model.safetensors", damaged)];
+            if survives(&files) { opened += 1 } else { refused += 1 }
+        });
+        assert!(opened > 100 && refused > 1000, "{opened} opened, {refused} refused");
+        each_damage(config, |damaged| {
+            survives(&[("config.json", damaged), ("model.safetensors", &intact)]);
+        });
+    }
+}
+
+/// Shapes that nothing in the file pays for.
+#[test]
+fn packed_weights_of_huge_shapes() {
+    let huge: [&[usize]; 4] = [&[1 << 40, 0, 8], &[0, 1 << 62], &[1 << 62, 0], &[usize::MAX, 0]];
+    for shape in huge {
+        for (codes, dtype, scale) in [
+            ("a.weight", "U32", "a.scales"),
+            ("a.weight", "F8_E4M3", "a.weight_scale_inv"),
+            ("a.weight_packed", "U8", "a.weight_scale"),
+            ("a.qweight", "I32", "a.scales"),
+            ("a_blocks", "U8", "a_scales"),
+        ] {
+            let parts: [Part<'_>; 3] = [
+                (codes, dtype, shape, Vec::new()),
+                (scale, "F16", shape, Vec::new()),
+                ("a.biases", "F16", shape, Vec::new()),
+            ];
+            for (config, _) in packed() {
+                let file = safetensors(&parts);
+                assert!(!survives(&[("config.json", config), ("model.safetensors", &file)]));
+            }
+        }
+    }
 }
 
 #[test]

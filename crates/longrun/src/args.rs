@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Soak(SoakArgs),
     /// Say what a model's files hold, without loading it.
     Inspect(InspectArgs),
+    /// Write a model in the layout of MLX, quantised or not, with an adapter fused or not.
+    Convert(ConvertArgs),
 }
 
 /// How to compute.
@@ -39,11 +41,20 @@ pub(crate) struct CpuArgs {
     pub(crate) exact: bool,
 }
 
+/// What goes beside the weights.
+#[derive(ClapArgs)]
+pub(crate) struct AdapterArgs {
+    /// The folder of a LoRA adapter, as MLX or PEFT write it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: Option<PathBuf>,
+}
+
 #[derive(ClapArgs)]
 pub(crate) struct GenerateArgs {
-    /// A folder with config.json and safetensors, a .gguf file, or tiny:FAMILY (random weights) [default: the demo
-    /// model inside of this program]
-    #[arg(long, value_name = "PATH|tiny:FAMILY")]
+    /// A folder with config.json and safetensors, a .gguf file, a model of the hub (ORG/NAME[:QUANT][@REVISION] or
+    /// ORG/NAME/FILE.gguf, downloaded once), or tiny:FAMILY (random weights) [default: the demo model inside of this
+    /// program]
+    #[arg(long, value_name = "PATH|ORG/NAME|tiny:FAMILY")]
     pub(crate) model: Option<String>,
     /// The prompt; - reads it from standard input [default with the demo model: "Once upon a time"]
     #[arg(long, value_name = "TEXT|-", allow_hyphen_values = true)]
@@ -100,6 +111,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
+    #[command(flatten)]
     pub(crate) cpu: CpuArgs,
 }
 
@@ -112,8 +125,8 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
 
 #[derive(ClapArgs)]
 pub(crate) struct CheckArgs {
-    /// The model's folder or .gguf file
-    #[arg(long, value_name = "DIR")]
+    /// The model's folder or .gguf file, or ORG/NAME on the hub
+    #[arg(long, value_name = "PATH|ORG/NAME")]
     pub(crate) model: PathBuf,
     /// The reference vectors [default: golden.safetensors beside the model]
     #[arg(long, value_name = "FILE")]
@@ -124,6 +137,8 @@ pub(crate) struct CheckArgs {
     /// Print a JSON array instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
 }
@@ -174,8 +189,8 @@ pub(crate) enum Inject {
 length is noise, and that is fine here: what is watched is memory."
 )]
 pub(crate) struct SoakArgs {
-    /// tiny:FAMILY, demo, a folder or a .gguf file
-    #[arg(long, value_name = "tiny:FAMILY|demo|PATH", default_value = "demo")]
+    /// tiny:FAMILY, demo, a folder, a .gguf file, or ORG/NAME on the hub
+    #[arg(long, value_name = "tiny:FAMILY|demo|PATH|ORG/NAME", default_value = "demo")]
     pub(crate) model: String,
     /// Layers (tiny models)
     #[arg(long, value_name = "N")]
@@ -238,13 +253,15 @@ pub(crate) struct SoakArgs {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
+    #[command(flatten)]
     pub(crate) cpu: CpuArgs,
 }
 
 #[derive(ClapArgs)]
 pub(crate) struct InspectArgs {
-    /// A folder, a .gguf file, or demo
-    #[arg(value_name = "PATH")]
+    /// A folder, a .gguf file, demo, or ORG/NAME on the hub
+    #[arg(value_name = "PATH|ORG/NAME")]
     pub(crate) path: String,
     /// List every tensor
     #[arg(long)]
@@ -252,4 +269,63 @@ pub(crate) struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Ways to quantise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QuantizeName {
+    Q2,
+    Q3,
+    Q4,
+    Q5,
+    Q6,
+    Q8,
+    Mxfp4,
+    Mxfp8,
+    Nvfp4,
+}
+
+/// Recipes of few bits for most weights and more for some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MixedName {
+    #[value(name = "mixed_2_6")]
+    Mixed2And6,
+    #[value(name = "mixed_3_4")]
+    Mixed3And4,
+    #[value(name = "mixed_3_6")]
+    Mixed3And6,
+    #[value(name = "mixed_4_6")]
+    Mixed4And6,
+}
+
+/// Types of plain numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DtypeName {
+    Float32,
+    Bfloat16,
+    Float16,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct ConvertArgs {
+    /// A folder with config.json and safetensors, a .gguf file, or demo
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: String,
+    /// The folder to write; it must not exist
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// How to quantise [default: not at all]
+    #[arg(long, value_enum, conflicts_with = "mixed")]
+    pub(crate) quantize: Option<QuantizeName>,
+    /// Quantise with more bits where they count most
+    #[arg(long, value_enum)]
+    pub(crate) mixed: Option<MixedName>,
+    /// Numbers that share a scale: 32, 64 or 128 [default: 64, or what the mode has]
+    #[arg(long, value_name = "N")]
+    pub(crate) group_size: Option<usize>,
+    /// The type of what is not quantised [default: that of the source]
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<DtypeName>,
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArgs,
 }

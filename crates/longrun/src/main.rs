@@ -5,6 +5,7 @@
 
 mod args;
 mod cmd;
+mod hub;
 mod machine;
 mod model;
 mod plot;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         Command::Check(args) => cmd::check::run(&args),
         Command::Soak(args) => cmd::soak::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
+        Command::Convert(args) => cmd::convert::run(&args),
     };
     match done {
         Ok(code) => code,

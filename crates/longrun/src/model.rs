@@ -1,9 +1,11 @@
 //! From the value of `--model` to a model that reads tokens, with a bar while it loads.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;
 
 use longrun_lm::Result;
+use longrun_lm::adapter::Adapter;
 use longrun_lm::array::{CpuDevice, CpuOptions, Device, Limits, NullDevice};
 use longrun_lm::cache::Room;
 use longrun_lm::checkpoint::EmbeddedFile;
@@ -11,7 +13,8 @@ use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
 use longrun_lm::tiny::TinyShape;
 
-use crate::args::CpuArgs;
+use crate::args::{AdapterArgs, CpuArgs};
+use crate::hub::HubName;
 use crate::show;
 
 /// The storyteller inside of this program.
@@ -23,12 +26,32 @@ pub(crate) const DEMO: &[EmbeddedFile] = &[
     ("model.safetensors", include_bytes!("../../../models/demo/model.safetensors")),
 ];
 
-/// The model that a name stands for.
-pub(crate) fn name(text: &str, shape: TinyShape) -> ModelName<'_> {
-    match text.strip_prefix("tiny:") {
-        Some(family) => ModelName::Tiny(family, shape),
-        None if text == "demo" && !Path::new(text).exists() => ModelName::Embedded(DEMO),
-        None => ModelName::Path(Path::new(text)),
+/// Opens the model that a name stands for.
+pub(crate) fn open(text: &str, shape: TinyShape) -> Result<ModelSource> {
+    if let Some(family) = text.strip_prefix("tiny:") {
+        return ModelSource::open(ModelName::Tiny(family, shape));
+    }
+    let path = Path::new(text);
+    if text == "demo" && !path.exists() {
+        return ModelSource::open(ModelName::Embedded(DEMO));
+    }
+    ModelSource::open(ModelName::Path(&place(path)?))
+}
+
+/// The files of a model: `path` itself, or those of the hub if there is no such path and it looks like a name there.
+pub(crate) fn place(path: &Path) -> Result<Cow<'_, Path>> {
+    let name = path.to_str().filter(|_| path.symlink_metadata().is_err()).and_then(HubName::parse);
+    match name {
+        Some(name) => name.find().map(Cow::Owned),
+        None => Ok(Cow::Borrowed(path)),
+    }
+}
+
+/// The model with the adapter that `args` name.
+pub(crate) fn adapted(source: ModelSource, args: &AdapterArgs) -> Result<ModelSource> {
+    match &args.adapter {
+        Some(folder) => source.with_adapter(Adapter::open(folder)?),
+        None => Ok(source),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Everything that reads a matrix: packing, lookups, linear layers and experts.
 //!
 //! Owns how a product is cut for threads (panels of 16 outputs) and where quantised activations live (the node's
-//! scratch). Float weights meet f32 activations, always; quantised ones meet 8-bit activations unless the device is
-//! exact. The arithmetic itself, with its plain twin, is in [`crate::matmul`].
+//! scratch). Float weights, and those of 8-bit floats, meet f32 activations, always; other quantised ones meet 8-bit activations
+//! unless the device is exact. The arithmetic itself, with its plain twin, is in [`crate::matmul`].
 
 use std::ops::Range;
 
@@ -82,7 +82,7 @@ impl Pieces {
 
 /// Whether a product with this matrix quantises its activations.
 fn quantises(spec: &MatrixSpec, exact: bool) -> bool {
-    !exact && !spec.format.is_float()
+    !exact && spec.format.quantises_activations()
 }
 
 /// Scratch of a node: its activations in 8 bits, if it quantises them.

@@ -105,7 +105,7 @@ pub(super) struct DecayArgs<'a> {
 pub(super) fn decay(c: &Context<'_>, a: DecayArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
     let cols = a.x.cols;
     let chunks = cols.div_ceil(LANES);
-    share(c.pool, c.b.rows * chunks, c.b.tokens * LANES * 4 / c.b.rows.max(1), |items| {
+    share(c.pool, c.b.rows * chunks, c.b.tokens * LANES * 20 / c.b.rows.max(1), |items| {
         for (row, at) in items.map(|i| (i / chunks, i % chunks * LANES)) {
             let n = LANES.min(cols - at);
             let (slot, fresh) = slot(c, row);
@@ -157,17 +157,8 @@ per_isa! {
 }
 
 /// `ln(1 + e^x)`
-#[inline(always)]
 pub(super) fn softplus(x: f32) -> f32 {
-    // ln(1 + e) = 2 artanh(s) = 2 (s + s^3 / 3 + s^5 / 5 ..) with s = e / (2 + e), at most 1/3.
-    let e = exp(-x.abs());
-    let s = e / (2.0 + e);
-    let s2 = s * s;
-    let mut sum = 2.0 / 15.0;
-    for k in [13.0f32, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
-        sum = s2.mul_add(sum, 2.0 / k);
-    }
-    s.mul_add(sum, x.max(0.0))
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 /// Columns of a state that one piece of delta work takes.

@@ -15,6 +15,7 @@ impl Simd for Avx2 {
     type F = F;
 
     const TILE_ROWS: usize = 4;
+    const UNROLL: bool = true;
 
     operations! {
         fn load_i(from: *const u8) -> I =
@@ -35,6 +36,11 @@ impl Simd for Avx2 {
             (_mm256_sll_epi32(a.0, bits), _mm256_sll_epi32(a.1, bits))
         };
         fn to_f(a: I) -> F = (_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1));
+        fn cast_f(a: I) -> F = (_mm256_castsi256_ps(a.0), _mm256_castsi256_ps(a.1));
+        fn lookup(table: &[u8; 16], a: I) -> I = {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            (_mm256_shuffle_epi8(table, a.0), _mm256_shuffle_epi8(table, a.1))
+        };
         fn dot<const WIDE: bool>(sum: I, w: I, x: I) -> I =
             (dot::<WIDE>(sum.0, w.0, x.0), dot::<WIDE>(sum.1, w.1, x.1));
         fn load_f(from: *const f32) -> F = (_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8)));
@@ -56,6 +62,7 @@ impl Simd for Avx2 {
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast()))),
         );
+        fn load_e8m0(from: *const u8) -> F = (e8m0_at(from), e8m0_at(from.add(8)));
     }
 
     unsafe fn run<K: Kernel>(kernel: K) {
@@ -93,5 +100,15 @@ unsafe fn bf16_at(from: *const u8) -> __m256 {
     unsafe {
         let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+    }
+}
+
+#[inline(always)]
+unsafe fn e8m0_at(from: *const u8) -> __m256 {
+    // SAFETY: the caller has the instruction set and 8 bytes at `from`.
+    unsafe {
+        let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+        let bits = _mm256_max_epi32(_mm256_slli_epi32::<23>(wide), _mm256_set1_epi32(1 << 22));
+        _mm256_castsi256_ps(bits)
     }
 }

@@ -12,6 +12,7 @@ impl Simd for Avx512 {
     type F = __m512;
 
     const TILE_ROWS: usize = 12;
+    const UNROLL: bool = true;
 
     operations! {
         fn load_i(from: *const u8) -> __m512i = _mm512_loadu_si512(from.cast());
@@ -22,6 +23,11 @@ impl Simd for Avx512 {
         fn shr(a: __m512i, bits: i32) -> __m512i = _mm512_srl_epi32(a, _mm_cvtsi32_si128(bits));
         fn shl(a: __m512i, bits: i32) -> __m512i = _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits));
         fn to_f(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
+        fn cast_f(a: __m512i) -> __m512 = _mm512_castsi512_ps(a);
+        fn lookup(table: &[u8; 16], a: __m512i) -> __m512i = {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), a)
+        };
         fn dot<const WIDE: bool>(sum: __m512i, w: __m512i, x: __m512i) -> __m512i =
             _mm512_dpbusd_epi32(sum, w, x);
         fn load_f(from: *const f32) -> __m512 = _mm512_loadu_ps(from);
@@ -36,6 +42,11 @@ impl Simd for Avx512 {
         ));
         fn load_i8(from: *const u8) -> __m512 =
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())));
+        fn load_e8m0(from: *const u8) -> __m512 = {
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let bits = _mm512_max_epi32(_mm512_slli_epi32::<23>(wide), _mm512_set1_epi32(1 << 22));
+            _mm512_castsi512_ps(bits)
+        };
     }
 
     unsafe fn run<K: Kernel>(kernel: K) {

@@ -8,11 +8,9 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::activations::{LINE, quantized_row_bytes};
+use super::codes::{Code, Fp8Any, Packed, Sums, Unpack, UnpackedBlock, with_code};
 use super::isa::{Isa, Kind};
-use super::kernels::{
-    CHAIN, Code, CodeTile, CodesToFloats, FloatTile, HalvesToFloats, Packed, Sums, Unpack,
-    UnpackedBlock, with_code,
-};
+use super::kernels::{CHAIN, CodeTile, CodesToFloats, FloatTile, HalvesToFloats};
 #[cfg(any(target_arch = "aarch64", test))]
 use super::neon::Neon;
 use super::simd::{Kernel, Simd};
@@ -185,13 +183,19 @@ impl Job<'_> {
             false => panel,
         };
         let from = from.as_ptr();
+        let (first, blocks) = (k / 32, count / 32);
         // SAFETY: the panel has these columns, and the scratch room for them.
         unsafe {
             with_code!(format,
-            C => self.isa.run(CodesToFloats {
-                panel: Packed::<C>::new(from), first: k / 32, count: count / 32, to,
-            }),
+            C => {
+                let panel = Packed::<C>::new(from, format);
+                self.isa.run(CodesToFloats { panel, first, count: blocks, to });
+            },
             float => match format {
+                Format::Fp8(_) => {
+                    let panel = Packed::<Fp8Any>::new(from, format);
+                    self.isa.run(CodesToFloats { panel, first, count: blocks, to });
+                }
                 Format::F16 => self.isa.run(HalvesToFloats::<false> { from, count, to }),
                 Format::BF16 => self.isa.run(HalvesToFloats::<true> { from, count, to }),
                 _ => return from.cast::<Sums>(),

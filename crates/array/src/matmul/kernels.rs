@@ -9,254 +9,14 @@
 // Loops over `r` keep several arrays of registers in step.
 #![allow(clippy::needless_range_loop)]
 
-use std::marker::PhantomData;
-
 use super::activations::{BOTH, LINE, NEGATED_SUMS, SCALE, SCALED_SUMS};
+use super::codes::{AHEAD, Code, Packed, Source, Sums};
 use super::simd::{Kernel, Simd, for_each_of_8};
-use crate::format::Format;
-use crate::panel::{PANEL_ROWS, UnitLayout};
-use crate::quant::CodeSpec;
+use crate::panel::PANEL_ROWS;
+use crate::quant::{Codebook, E4M3_UNIT};
 
 /// Columns of a chain of the float sum.
 pub(super) const CHAIN: usize = 64;
-
-/// How far before its use a packed weight is asked for, in bytes: into the next panel at the end of
-/// one, since they lie one after another.
-const AHEAD: usize = 8192;
-
-/// One sum for each row of a panel.
-pub(super) type Sums = [f32; PANEL_ROWS];
-
-/// A quantised format as a type, so that its kernels are compiled for its constants.
-pub(super) trait Code: Copy {
-    const SPEC: CodeSpec;
-    type Unpacked: Source + From<*const UnpackedBlock>;
-    const PLACE: UnitLayout = UnitLayout::of(Self::SPEC);
-}
-
-/// Defines the types of [`Code`] and `with_code!`, which names the one of a format.
-macro_rules! codes {
-    ($($name:ident)*) => {
-        $(#[allow(non_camel_case_types)]
-        #[derive(Clone, Copy)]
-        pub(super) struct $name;
-        impl Code for $name {
-            const SPEC: CodeSpec = CodeSpec::of(Format::$name).expect("a quantised format");
-            type Unpacked = Unpacked<{ $name::SPEC.group }, { $name::SPEC.zero }>;
-        })*
-    };
-}
-codes!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K);
-
-macro_rules! with_code {
-    ($format:expr, $code:ident => $body:expr, float => $float:expr) => {
-        with_code!(@ $format, $code, $body, $float,
-            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K)
-    };
-    (@ $format:expr, $code:ident, $body:expr, $float:expr, $($name:ident)*) => {
-        match $format {
-            Format::F32 | Format::F16 | Format::BF16 => $float,
-            $(Format::$name => { type $code = crate::matmul::kernels::$name; $body })*
-        }
-    };
-}
-pub(super) use with_code;
-
-/// Where a tile finds the codes and scales of 32 columns of a panel.
-pub(super) trait Source: Copy {
-    const GROUP: usize;
-    const ZERO: u8;
-
-    /// Asks for the bytes of a block ahead of `block`.
-    unsafe fn prefetch<S: Simd>(self, block: usize);
-    /// The codes of four columns: group 0 to 7 of a block of 32.
-    unsafe fn codes<S: Simd>(self, block: usize, group: usize) -> S::I;
-    /// The scales of the whole block, or of its half 0 or 1 where a group is 16.
-    unsafe fn scale<S: Simd>(self, block: usize, half: usize) -> S::F;
-    /// The mins alike; only of formats whose zero is 0.
-    unsafe fn min<S: Simd>(self, block: usize, half: usize) -> S::F;
-}
-
-/// A packed panel.
-#[derive(Clone, Copy)]
-pub(super) struct Packed<C> {
-    panel: *const u8,
-    code: PhantomData<C>,
-}
-
-impl<C: Code> Packed<C> {
-    pub(super) fn new(panel: *const u8) -> Self {
-        Self { panel, code: PhantomData }
-    }
-
-    #[inline(always)]
-    unsafe fn unit(self, block: usize) -> *const u8 {
-        // SAFETY: the caller asks for a block of the panel.
-        unsafe { self.panel.add(block / C::PLACE.blocks * C::PLACE.bytes) }
-    }
-
-    /// The part of a code that the plane starting at vector `first` keeps, moved to bit `to`.
-    #[inline(always)]
-    unsafe fn plane<S: Simd>(
-        codes: *const u8,
-        first: usize,
-        bits: usize,
-        group: usize,
-        to: usize,
-    ) -> S::I {
-        // SAFETY: the caller has the instruction set and a block of codes.
-        unsafe {
-            let vector = S::load_i(codes.add((first + group % bits) * 64));
-            if bits == 8 {
-                return vector;
-            }
-            let from = group / bits * bits;
-            let vector = if from >= to {
-                S::shr(vector, (from - to) as i32)
-            } else {
-                S::shl(vector, (to - from) as i32)
-            };
-            S::and(vector, S::splat_i(0x0101_0101 * (((1 << bits) - 1) << to)))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scale_at<S: Simd>(
-        self,
-        block: usize,
-        half: usize,
-        floats: usize,
-        subs: usize,
-    ) -> S::F {
-        // SAFETY: the caller has the instruction set and asks for a block of the panel.
-        unsafe {
-            let unit = self.unit(block);
-            let scale = S::load_f16(unit.add(floats));
-            if !C::SPEC.super_block {
-                return scale;
-            }
-            let group = block % C::PLACE.blocks * (32 / C::SPEC.group) + half;
-            S::mul(scale, S::load_i8(unit.add(subs + group * PANEL_ROWS)))
-        }
-    }
-}
-
-impl<C: Code> Source for Packed<C> {
-    const GROUP: usize = C::SPEC.group;
-    const ZERO: u8 = C::SPEC.zero;
-
-    #[inline(always)]
-    unsafe fn prefetch<S: Simd>(self, block: usize) {
-        let bytes = C::PLACE.bytes / C::PLACE.blocks;
-        let at = self.panel.wrapping_add(block * bytes + AHEAD);
-        for line in 0..bytes.div_ceil(64) {
-            S::prefetch(at.wrapping_add(line * 64));
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<S: Simd>(self, block: usize, group: usize) -> S::I {
-        // SAFETY: the caller has the instruction set and asks for a block of the panel.
-        unsafe {
-            let codes = self.unit(block).add(block % C::PLACE.blocks * C::PLACE.code_bytes);
-            let [low, high] = C::PLACE.planes;
-            let code = Self::plane::<S>(codes, 0, low, group, 0);
-            if high == 0 {
-                return code;
-            }
-            S::or(code, Self::plane::<S>(codes, low, high, group, low))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(self, block: usize, half: usize) -> S::F {
-        // SAFETY: the caller's.
-        unsafe { self.scale_at::<S>(block, half, C::PLACE.d, C::PLACE.sub_scales) }
-    }
-
-    #[inline(always)]
-    unsafe fn min<S: Simd>(self, block: usize, half: usize) -> S::F {
-        // SAFETY: the caller's.
-        unsafe { self.scale_at::<S>(block, half, C::PLACE.m, C::PLACE.sub_mins) }
-    }
-}
-
-/// 32 columns of a panel unpacked to bytes and floats, for tiles that share the work of unpacking.
-#[repr(C, align(64))]
-pub(super) struct UnpackedBlock {
-    codes: [[u8; 64]; 8],
-    scales: [Sums; 2],
-    mins: [Sums; 2],
-}
-
-/// Unpacked blocks of a format with the given group and zero.
-#[derive(Clone, Copy)]
-pub(super) struct Unpacked<const GROUP: usize, const ZERO: u8>(*const UnpackedBlock);
-
-impl<const GROUP: usize, const ZERO: u8> From<*const UnpackedBlock> for Unpacked<GROUP, ZERO> {
-    fn from(blocks: *const UnpackedBlock) -> Self {
-        Self(blocks)
-    }
-}
-
-impl<const GROUP: usize, const ZERO: u8> Source for Unpacked<GROUP, ZERO> {
-    const GROUP: usize = GROUP;
-    const ZERO: u8 = ZERO;
-
-    #[inline(always)]
-    unsafe fn prefetch<S: Simd>(self, _: usize) {}
-
-    #[inline(always)]
-    unsafe fn codes<S: Simd>(self, block: usize, group: usize) -> S::I {
-        // SAFETY: the caller has the instruction set and asks for an unpacked block.
-        unsafe { S::load_i((&raw const (*self.0.add(block)).codes[group]).cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(self, block: usize, half: usize) -> S::F {
-        // SAFETY: as above.
-        unsafe { S::load_f((&raw const (*self.0.add(block)).scales[half]).cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn min<S: Simd>(self, block: usize, half: usize) -> S::F {
-        // SAFETY: as above.
-        unsafe { S::load_f((&raw const (*self.0.add(block)).mins[half]).cast()) }
-    }
-}
-
-/// Unpacks `count` blocks of a panel from block `first` on.
-pub(super) struct Unpack<C> {
-    pub(super) panel: Packed<C>,
-    pub(super) first: usize,
-    pub(super) count: usize,
-    pub(super) to: *mut UnpackedBlock,
-}
-
-impl<C: Code> Kernel for Unpack<C> {
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        for block in 0..self.count {
-            // SAFETY: the caller has the instruction set, these blocks and room for them.
-            unsafe {
-                let (from, to) = (self.first + block, self.to.add(block));
-                self.panel.prefetch::<S>(from);
-                for_each_of_8!(group, {
-                    let codes = self.panel.codes::<S>(from, group);
-                    S::store_i((&raw mut (*to).codes[group]).cast(), codes);
-                });
-                for half in 0..32 / C::SPEC.group {
-                    let scale = self.panel.scale::<S>(from, half);
-                    S::store_f((&raw mut (*to).scales[half]).cast(), scale);
-                    if C::SPEC.min {
-                        let min = self.panel.min::<S>(from, half);
-                        S::store_f((&raw mut (*to).mins[half]).cast(), min);
-                    }
-                }
-            }
-        }
-    }
-}
 
 /// Adds to `sums[r]` the products of row `r` of quantised activations and `blocks` blocks of
 /// weights.
@@ -286,7 +46,7 @@ impl<W: Source, const R: usize> Kernel for CodeTile<W, R> {
                 let x = self.x.add(block * LINE);
                 self.weights.prefetch::<S>(block);
                 let mut dots = [S::splat_i(0); R];
-                for_each_of_8!(group, {
+                for_each_of_8!(S, group, {
                     let sum = if W::GROUP == 16 { group / 4 } else { BOTH };
                     if (group * 4).is_multiple_of(W::GROUP) {
                         for r in 0..R {
@@ -296,9 +56,9 @@ impl<W: Source, const R: usize> Kernel for CodeTile<W, R> {
                     let codes = self.weights.codes::<S>(block, group);
                     for r in 0..R {
                         let four = S::splat_i(read(x.add(r * self.stride + group * 4)));
-                        dots[r] = match W::ZERO {
-                            128 => S::dot::<true>(dots[r], codes, four),
-                            _ => S::dot::<false>(dots[r], codes, four),
+                        dots[r] = match W::WIDE {
+                            true => S::dot::<true>(dots[r], codes, four),
+                            false => S::dot::<false>(dots[r], codes, four),
                         };
                     }
                     if ((group + 1) * 4).is_multiple_of(W::GROUP) {
@@ -360,22 +120,42 @@ impl<C: Code> Kernel for CodesToFloats<C> {
             unsafe {
                 let from = self.first + block;
                 self.panel.prefetch::<S>(from);
-                for_each_of_8!(group, {
-                    let half = if C::SPEC.group == 16 { group / 4 } else { 0 };
+                for_each_of_8!(S, group, {
+                    let half = if C::GROUP == 16 { group / 4 } else { 0 };
                     let scale = self.panel.scale::<S>(from, half);
                     let codes = self.panel.codes::<S>(from, group);
-                    for column in 0..4 {
-                        let code = S::shr(codes, 8 * column as i32);
-                        let code = S::to_f(S::and(code, S::splat_i(0xff)));
-                        let value = if C::SPEC.min {
-                            S::fma(code, scale, self.panel.min::<S>(from, half))
-                        } else {
-                            S::mul(S::add(code, S::splat_f(-f32::from(C::SPEC.zero))), scale)
+                    for column in 0..4_i32 {
+                        let value = S::mul(level::<S, C>(codes, 8 * column), scale);
+                        let value = match C::SPEC.min {
+                            true => S::add(value, self.panel.min::<S>(from, half)),
+                            false => value,
                         };
-                        S::store_f(self.to.add(block * 32 + group * 4 + column).cast(), value);
+                        S::store_f(
+                            self.to.add(block * 32 + group * 4 + column as usize).cast(),
+                            value,
+                        );
                     }
                 });
             }
+        }
+    }
+}
+
+/// The levels of the codes at bit `at` of each lane.
+#[inline(always)]
+unsafe fn level<S: Simd, C: Code>(codes: S::I, at: i32) -> S::F {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        if C::SPEC.codebook == Codebook::E4m3 {
+            let sign = S::and(S::shl(codes, 24 - at), S::splat_i(i32::MIN));
+            let rest = if at < 20 { S::shl(codes, 20 - at) } else { S::shr(codes, at - 20) };
+            let bits = S::or(sign, S::and(rest, S::splat_i(0x7f << 20)));
+            return S::mul(S::cast_f(bits), S::splat_f(E4M3_UNIT));
+        }
+        let code = S::to_f(S::and(S::shr(codes, at), S::splat_i(0xff)));
+        match C::SPEC.zero {
+            0 => code,
+            zero => S::add(code, S::splat_f(-f32::from(zero))),
         }
     }
 }

@@ -15,6 +15,7 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod codes;
 mod drive;
 mod isa;
 mod kernels;
@@ -31,8 +32,8 @@ pub use activations::{dequantize_activations, quantize_activations, quantized_ro
 pub use isa::Isa;
 pub(crate) use isa::Kind;
 
+use self::codes::{Packed, with_code};
 use self::drive::Job;
-use self::kernels::{Packed, with_code};
 use crate::format::Format;
 use crate::panel::PanelLayout;
 
@@ -135,7 +136,7 @@ pub fn matmul_f32(
 /// Writes the columns of `panels` of the product of `int8` activations and quantised weights.
 ///
 /// # Panics
-/// If the weights are plain floats, or the slices, the rows of `x` and of `y`, and `panels` do not
+/// If the [format](Format::quantises_activations) takes `f32` activations, or the slices, the rows of `x` and of `y`, and `panels` do not
 /// fit `layout`.
 pub fn matmul_q8(
     isa: Isa,
@@ -146,14 +147,15 @@ pub fn matmul_q8(
     y: Output<'_>,
     panels: Range<usize>,
 ) {
-    assert!(!layout.format().is_float(), "float weights take f32 activations");
+    let fit = layout.format().quantises_activations();
+    assert!(fit, "{} weights take f32 activations", layout.format().name());
     assert!(x.cols == layout.cols(), "{} columns for {} weights", x.cols, layout.cols());
     let row_bytes = quantized_row_bytes(layout.cols());
     let job = Job { isa, layout, w, bias, y, rows: x.rows, row_bytes };
     job.run(panels, |panel, rows, sums| {
         let x = &x.data[rows.start * row_bytes..rows.end * row_bytes];
         with_code!(layout.format(),
-            C => job.code_panel(Packed::<C>::new(panel.as_ptr()), x, sums),
+            C => job.code_panel(Packed::<C>::new(panel.as_ptr(), layout.format()), x, sums),
             float => unreachable!("checked above"))
     });
 }

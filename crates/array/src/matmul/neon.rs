@@ -10,6 +10,7 @@ use half::f16;
 #[cfg(not(target_arch = "aarch64"))]
 use super::neon_shim::*;
 use super::simd::{Kernel, Simd, operations};
+use crate::quant::e8m0;
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::*;
 
@@ -24,6 +25,7 @@ impl Simd for Neon {
     type F = F;
 
     const TILE_ROWS: usize = 4;
+    const UNROLL: bool = cfg!(target_arch = "aarch64");
 
     operations! {
         fn load_i(from: *const u8) -> I =
@@ -39,6 +41,11 @@ impl Simd for Neon {
         });
         fn shl(a: I, bits: i32) -> I = a.map(|a| vshlq_s32(a, vdupq_n_s32(bits)));
         fn to_f(a: I) -> F = a.map(|a| vcvtq_f32_s32(a));
+        fn cast_f(a: I) -> F = a.map(|a| vreinterpretq_f32_s32(a));
+        fn lookup(table: &[u8; 16], a: I) -> I = {
+            let table = vld1q_u8(table.as_ptr());
+            a.map(|a| vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(a))))
+        };
         fn dot<const WIDE: bool>(sum: I, w: I, x: I) -> I =
             from_fn(|j| dot::<WIDE>(sum[j], vreinterpretq_s8_s32(w[j]), vreinterpretq_s8_s32(x[j])));
         fn load_f(from: *const f32) -> F = from_fn(|j| vld1q_f32(from.add(4 * j)));
@@ -67,6 +74,10 @@ impl Simd for Neon {
                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
                 vcvtq_f32_s32(vmovl_s16(vget_high_s16(high))),
             ]
+        };
+        fn load_e8m0(from: *const u8) -> F = {
+            let floats = from.cast::<[u8; 16]>().read_unaligned().map(e8m0);
+            Self::load_f(floats.as_ptr())
         };
     }
 

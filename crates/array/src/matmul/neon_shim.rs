@@ -57,6 +57,9 @@ shims! {
     fn vreinterpretq_u32_s32(a: int32x4_t) -> uint32x4_t = a.map(i32::cast_unsigned);
     fn vreinterpretq_s32_u32(a: uint32x4_t) -> int32x4_t = a.map(u32::cast_signed);
     fn vreinterpretq_f32_u32(a: uint32x4_t) -> float32x4_t = a.map(f32::from_bits);
+    fn vreinterpretq_f32_s32(a: int32x4_t) -> float32x4_t = a.map(|a| f32::from_bits(a.cast_unsigned()));
+    fn vqtbl1q_u8(table: uint8x16_t, a: uint8x16_t) -> uint8x16_t =
+        a.map(|a| table.get(usize::from(a)).copied().unwrap_or(0));
     fn vdupq_n_s32(a: i32) -> int32x4_t = [a; 4];
     fn vdupq_n_s8(a: i8) -> int8x16_t = [a; 16];
     fn vdupq_n_f32(a: f32) -> float32x4_t = [a; 4];

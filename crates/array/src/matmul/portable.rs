@@ -5,6 +5,7 @@ use std::array::from_fn;
 use half::{bf16, f16};
 
 use super::simd::{Kernel, Simd, operations};
+use crate::quant::e8m0;
 
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
@@ -17,6 +18,7 @@ impl Simd for Portable {
     type F = F;
 
     const TILE_ROWS: usize = 1;
+    const UNROLL: bool = false;
 
     operations! {
         fn load_i(from: *const u8) -> I = from.cast::<I>().read_unaligned();
@@ -35,6 +37,7 @@ impl Simd for Portable {
             let bytes = from.cast::<[i8; 16]>().read_unaligned();
             from_fn(|lane| f32::from(bytes[lane]))
         };
+        fn load_e8m0(from: *const u8) -> F = from.cast::<[u8; 16]>().read_unaligned().map(e8m0);
     }
 
     #[inline(always)]
@@ -60,6 +63,14 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn to_f(a: I) -> F {
         a.map(|a| a.cast_signed() as f32)
+    }
+    #[inline(always)]
+    unsafe fn cast_f(a: I) -> F {
+        a.map(f32::from_bits)
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[u8; 16], a: I) -> I {
+        a.map(|a| u32::from_le_bytes(a.to_le_bytes().map(|code| table[usize::from(code & 15)])))
     }
     #[inline(always)]
     unsafe fn dot<const WIDE: bool>(sum: I, w: I, x: I) -> I {

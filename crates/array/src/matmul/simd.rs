@@ -16,6 +16,9 @@ pub(super) trait Simd: Copy {
 
     /// The most rows of activations that a tile has registers for.
     const TILE_ROWS: usize;
+    /// Whether the loops over the eight groups of a block are written out. It is most of what there
+    /// is to compile, and worth that where vectors are registers.
+    const UNROLL: bool;
 
     unsafe fn load_i(from: *const u8) -> Self::I;
     unsafe fn store_i(to: *mut u8, a: Self::I);
@@ -26,6 +29,10 @@ pub(super) trait Simd: Copy {
     unsafe fn shr(a: Self::I, bits: i32) -> Self::I;
     unsafe fn shl(a: Self::I, bits: i32) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
+    /// The floats whose bits these are.
+    unsafe fn cast_f(a: Self::I) -> Self::F;
+    /// The byte of the table that each byte, below 16, names.
+    unsafe fn lookup(table: &[u8; 16], a: Self::I) -> Self::I;
     /// Adds the products of four unsigned bytes `w` with four signed ones `x` to each lane,
     /// exactly. Unless `WIDE`, `w` is below 128. `x` is above -128.
     unsafe fn dot<const WIDE: bool>(sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
@@ -43,6 +50,8 @@ pub(super) trait Simd: Copy {
     unsafe fn load_bf16(from: *const u8) -> Self::F;
     /// Reads 16 `i8` (16 bytes).
     unsafe fn load_i8(from: *const u8) -> Self::F;
+    /// Reads 16 exponents (16 bytes): `e` is `2^(e - 127)`.
+    unsafe fn load_e8m0(from: *const u8) -> Self::F;
 
     /// Asks for the cache line at `from`, which may lie anywhere.
     #[inline(always)]
@@ -69,13 +78,18 @@ pub(super) trait Kernel {
     unsafe fn run<S: Simd>(self);
 }
 
-/// Repeats a statement with a constant 0 to 7, so that what depends on it is constant too.
+/// Repeats a statement with 0 to 7: a constant, so that what depends on it is constant too, where
+/// the instruction set `$s` has its loops written out.
 macro_rules! for_each_of_8 {
-    ($i:ident, $body:block) => {
-        for_each_of_8!(@ $i, $body, 0 1 2 3 4 5 6 7)
+    ($s:ident, $i:ident, $body:block) => {
+        for_each_of_8!(@ $s, $i, $body, 0 1 2 3 4 5 6 7)
     };
-    (@ $i:ident, $body:block, $($n:literal)*) => {
-        $({ #[allow(non_upper_case_globals)] const $i: usize = $n; $body })*
+    (@ $s:ident, $i:ident, $body:block, $($n:literal)*) => {
+        if $s::UNROLL {
+            $({ #[allow(non_upper_case_globals)] const $i: usize = $n; $body })*
+        } else {
+            for $i in 0..8 $body
+        }
     };
 }
 pub(super) use for_each_of_8;

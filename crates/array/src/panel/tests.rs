@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::format::{Affine, Fp4, Fp8};
 use crate::quant::tests::pattern;
 
 fn packed(format: Format, rows: usize, cols: usize) -> (PanelLayout, Vec<u8>, Vec<u8>) {
@@ -37,11 +38,31 @@ fn panels_are_not_much_larger_than_files() {
 }
 
 #[test]
+fn members_of_families_take_the_bits_that_their_blocks_say() {
+    let bits = |format: Format| {
+        let layout = PanelLayout::new(format, 160, 1024).unwrap();
+        layout.bytes() as f64 * 8.0 / (160.0 * 1024.0)
+    };
+    let affine = |bits, group, wide| Format::Affine(Affine::new(bits, group, wide).unwrap());
+    assert_eq!(bits(affine(4, 64, false)), 4.5);
+    assert_eq!(bits(affine(4, 32, true)), 6.0);
+    assert_eq!(bits(affine(1, 128, false)), 1.25);
+    assert_eq!(bits(affine(3, 64, false)), 3.5);
+    assert_eq!(bits(Format::Fp4(Fp4::new(32, false).unwrap())), 4.5);
+    assert_eq!(bits(Format::Fp4(Fp4::new(16, false).unwrap())), 5.0);
+    assert_eq!(bits(Format::Fp8(Fp8::new(128).unwrap())), 8.25);
+    assert_eq!(bits(Format::MXFP4), 4.25);
+}
+
+#[test]
 fn what_does_not_fit_has_no_layout() {
     assert_eq!(PanelLayout::new(Format::Q4_0, 16, 33), None);
     assert_eq!(PanelLayout::new(Format::Q4_K, 16, 128), None);
     assert_eq!(PanelLayout::new(Format::F32, usize::MAX, 1), None);
     assert_eq!(PanelLayout::new(Format::F32, 1, usize::MAX), None);
+    let fp4 = Format::Fp4(Fp4::new(16, false).unwrap());
+    assert_eq!(PanelLayout::new(fp4, 16, 48), None);
+    assert_eq!(PanelLayout::new(Format::Fp8(Fp8::new(128).unwrap()), 16, 192), None);
     let empty = PanelLayout::new(Format::Q6_K, 5, 0).unwrap();
     pack_panels(&empty, &[], 0..empty.panels(), &mut []);
 }
@@ -50,7 +71,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn packing_in_pieces_is_packing(format in 0..13_usize, rows in 1..70_usize, cut in 0..5_usize) {
+    fn packing_in_pieces_is_packing(
+        format in 0..Format::ALL.len(), rows in 1..70_usize, cut in 0..5_usize,
+    ) {
         let format = Format::ALL[format];
         let (layout, src, dst) = packed(format, rows, 256);
         let cut = cut.min(layout.panels());

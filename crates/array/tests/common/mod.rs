@@ -50,18 +50,32 @@ pub fn random_rows(rng: &mut Rng, spec: &MatrixSpec) -> Vec<u8> {
     }
     let mut bytes = vec![0; numbers / spec.format.block_len() * spec.format.block_bytes()];
     bytes.iter_mut().for_each(|byte| *byte = rng.int(0, 255) as u8);
-    let halves: &[usize] = match spec.format {
-        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[1],
-        Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[1, 3],
-        Format::Q2_K => &[81, 83],
-        Format::Q3_K => &[109],
-        Format::Q6_K => &[209],
-        Format::F16 | Format::BF16 | Format::F32 => unreachable!("floats are handled above"),
-    };
     for block in bytes.chunks_exact_mut(spec.format.block_bytes()) {
-        halves.iter().for_each(|&at| block[at] = block[at] & 0x83 | 0x20);
+        tame(spec.format, block);
     }
     bytes
+}
+
+/// Gives the scales of a random block an exponent from a small range.
+fn tame(format: Format, block: &mut [u8]) {
+    let (halves, floats): (&[usize], &[usize]) = match format {
+        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 | Format::IQ4_NL | Format::IQ4_XS => (&[1], &[]),
+        Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => (&[1, 3], &[]),
+        Format::Q2_K => (&[81, 83], &[]),
+        Format::Q3_K => (&[109], &[]),
+        Format::Q6_K => (&[209], &[]),
+        Format::Affine(f) if f.is_wide() => (&[], &[3, 7]),
+        Format::Affine(_) => (&[1, 3], &[]),
+        Format::Fp4(f) if !f.is_wide() => (&[1], &[]),
+        Format::Fp4(_) | Format::Fp8(_) => (&[], &[3]),
+        Format::MXFP4 => {
+            block[0] = block[0] & 7 | 0x74;
+            return;
+        }
+        Format::F16 | Format::BF16 | Format::F32 => unreachable!("floats are handled above"),
+    };
+    halves.iter().for_each(|&at| block[at] = block[at] & 0x83 | 0x20);
+    floats.iter().for_each(|&at| block[at] = block[at] & 0x81 | 0x3c);
 }
 
 /// A random matrix on a device, and its exact numbers.

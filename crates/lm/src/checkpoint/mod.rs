@@ -1,12 +1,14 @@
 //! One opened model: its weights, its config and its small text files, whatever the container.
 //!
-//! Owns finding the files of a model and joining their tensors under Hugging Face names. Refuses to
-//! load: weights stay in the mapped files until they are asked for. What the config means is the
-//! models' business, what the tokenizer files mean is the text layer's.
+//! Owns finding the files of a model and joining their tensors under Hugging Face names; a weight
+//! that its writer packed into several tensors is one tensor here. Refuses to load: weights stay in
+//! the mapped files until they are asked for, one at a time. What the config means is the models'
+//! business, what the tokenizer files mean is the text layer's.
 
 mod gguf;
 mod gguf_config;
 mod gguf_names;
+mod packed;
 mod safetensors;
 mod source;
 mod summary;
@@ -22,12 +24,16 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub use gguf::{Gguf, GgufNumber, GgufNumbers, GgufStrings, GgufValue};
+pub use packed::Packing;
+pub(crate) use packed::widened;
 pub use source::EmbeddedFile;
 pub use summary::{FormatTotal, Summary, TensorLine};
 pub use tensor::{RawDtype, RawTensor, TensorView};
 
+use self::packed::Packed;
 use self::source::{Bytes, Folder};
 use self::tensor::Located;
+use crate::adapter::Adapter;
 use crate::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -42,6 +48,16 @@ const TEXT_FILES: [(&str, u64); 4] = [
     ("chat_template.jinja", 4 * MIB),
     ("special_tokens_map.json", 4 * MIB),
 ];
+/// Their names.
+pub(crate) const TEXT_FILE_NAMES: [&str; TEXT_FILES.len()] = {
+    let mut names = [""; TEXT_FILES.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = TEXT_FILES[i].0;
+        i += 1;
+    }
+    names
+};
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
@@ -49,18 +65,37 @@ const SINGLE: &str = "model.safetensors";
 pub struct Checkpoint {
     source: String,
     shards: Vec<Bytes>,
-    tensors: BTreeMap<String, Placed>,
+    tensors: BTreeMap<String, Entry>,
+    mlx: bool,
     config: Value,
     generation_config: Option<Value>,
     files: Vec<(&'static str, Cow<'static, [u8]>)>,
     gguf: Option<Gguf>,
+    adapter: Option<Adapter>,
 }
 
 /// A tensor and the shard that holds it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Placed {
     shard: usize,
     located: Located,
+}
+
+/// A tensor as users see it.
+enum Entry {
+    Plain(Placed),
+    Packed(Box<Packed>),
+}
+
+impl Entry {
+    /// The tensors of the files that it is made of.
+    fn parts(&self) -> impl Iterator<Item = &Placed> {
+        let (plain, packed) = match self {
+            Self::Plain(placed) => (Some(placed), None),
+            Self::Packed(packed) => (None, Some(packed.parts())),
+        };
+        plain.into_iter().chain(packed.into_iter().flatten())
+    }
 }
 
 impl Checkpoint {
@@ -134,65 +169,30 @@ impl Checkpoint {
     }
 
     fn from_safetensors(folder: &Folder, config: Value, names: &[String]) -> Result<Self> {
-        let mut checkpoint = Self::empty(folder.label(), config);
+        let mut files = Files::default();
         if names.iter().any(|name| name == SINGLE) {
-            checkpoint.add_shard(folder, SINGLE)?;
-            return Ok(checkpoint);
-        }
-        let Some(index) = folder.read(INDEX, MAX_INDEX)? else {
+            files.add(folder, SINGLE)?;
+        } else if let Some(index) = folder.read(INDEX, MAX_INDEX)? {
+            files.add_indexed(folder, &index).map_err(|e| e.at(INDEX))?;
+        } else {
             let shards: Vec<_> = names.iter().filter(|name| name.starts_with("model")).collect();
             for name in &shards {
-                checkpoint.add_shard(folder, name)?;
+                files.add(folder, name)?;
             }
             if shards.is_empty() {
                 return Err(Error::file("no weight file is called model*.safetensors")
                     .hint("rename the weights to model.safetensors"));
             }
-            return Ok(checkpoint);
-        };
-        checkpoint.add_indexed(folder, &index).map_err(|e| e.at(INDEX))?;
+        }
+        let Files { shards, mut tensors, mlx } = files;
+        let packed = packed::gather(&mut tensors, &shards, &config)?;
+        let plain = tensors.into_iter().map(|(name, placed)| (name, Entry::Plain(placed)));
+        let packed = packed.into_iter().map(|(name, one)| (name, Entry::Packed(one.into())));
+        let mut checkpoint = Self::empty(folder.label(), config);
+        checkpoint.tensors = plain.chain(packed).collect();
+        checkpoint.shards = shards;
+        checkpoint.mlx = mlx || checkpoint.config["quantization"].is_object();
         Ok(checkpoint)
-    }
-
-    /// Adds the shards that `index` names and holds it to what it says.
-    fn add_indexed(&mut self, folder: &Folder, index: &[u8]) -> Result<()> {
-        let index: Index = serde_json::from_slice(index)
-            .map_err(|e| Error::file(format!("the index is not valid: {e}")))?;
-        let mut shards: BTreeMap<&str, usize> = BTreeMap::new();
-        for name in index.weight_map.values() {
-            if !shards.contains_key(name.as_str()) {
-                source::plain_name(name)?;
-                if !name.ends_with(".safetensors") {
-                    return Err(Error::file(format!("{name:?} is no safetensors file")));
-                }
-                shards.insert(name, self.shards.len());
-                self.add_shard(folder, name)?;
-            }
-        }
-        for (tensor, shard) in &index.weight_map {
-            let placed = self.tensors.get(tensor).map(|placed| placed.shard);
-            if placed != shards.get(shard.as_str()).copied() {
-                return Err(Error::file(format!("the tensor {tensor:?} is not in {shard:?}"))
-                    .hint("index and shards are of different downloads; download both again"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Maps the safetensors file `name` and adds its tensors.
-    fn add_shard(&mut self, folder: &Folder, name: &str) -> Result<()> {
-        let bytes = folder.map(name)?;
-        let located = safetensors::parse(&bytes).map_err(|e| e.at(name))?;
-        let shard = self.shards.len();
-        self.shards.push(bytes);
-        for (tensor, located) in located {
-            if self.tensors.contains_key(&tensor) {
-                let what = format!("the tensor {tensor:?} is in another file too");
-                return Err(Error::file(what).at(name).hint("remove files of another download"));
-            }
-            self.tensors.insert(tensor, Placed { shard, located });
-        }
-        Ok(())
     }
 
     fn from_gguf(bytes: Bytes, source: String) -> Result<Self> {
@@ -206,7 +206,7 @@ impl Checkpoint {
         let arch = gguf_config::architecture(&gguf)?;
         for (name, located) in gguf.tensors() {
             let hf = gguf_names::hf_name(arch, name).unwrap_or_else(|| name.clone());
-            let placed = Placed { shard: 0, located: located.clone() };
+            let placed = Entry::Plain(Placed { shard: 0, located: located.clone() });
             if checkpoint.tensors.insert(hf, placed).is_some() {
                 return Err(Error::file("another tensor has the same meaning").at(name));
             }
@@ -221,61 +221,104 @@ impl Checkpoint {
             source,
             shards: Vec::new(),
             tensors: BTreeMap::new(),
+            mlx: false,
             config,
             generation_config: None,
             files: Vec::new(),
             gguf: None,
+            adapter: None,
         }
     }
 
-    /// The weight `name`, or `None` if it is absent or of a type that is no weight format.
+    /// The weight `name`, or `None` where [`weight`](Self::weight) would fail.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        self.raw(name).and_then(as_weight)
+        self.weight(name).ok()
     }
 
-    /// The weight `name`.
+    /// The weight `name`. One in several tensors is put together now, in memory of its own.
     ///
     /// # Errors
-    /// `File` if it is absent, `Unsupported` naming its type if that is no weight format.
+    /// `File` if it is absent or has scales that are no numbers; `Unsupported` if it is stored in a
+    /// way that is no weight format.
     pub fn weight(&self, name: &str) -> Result<TensorView<'_>> {
-        let raw = self.raw(name).ok_or_else(|| {
+        let (name, entry) = self.tensors.get_key_value(name).ok_or_else(|| {
             Error::file(format!("the tensor {name:?} is missing"))
                 .at(&self.source)
                 .hint("the download is incomplete, or config.json is of another model")
         })?;
-        as_weight(raw).ok_or_else(|| {
-            let what = format!("the tensor {name:?} is stored as {}", raw.dtype);
+        if let Entry::Packed(packed) = entry {
+            let assembled = packed.assemble(&self.shards);
+            let (format, data) = assembled.map_err(|e| e.at(name).at(&self.source))?;
+            return Ok(TensorView { name, shape: &packed.shape, format, data: data.into() });
+        }
+        let RawTensor { shape, dtype, data, .. } = self.view(name, entry);
+        let format = dtype.format().ok_or_else(|| {
+            let what = format!("the tensor {name:?} is stored as {dtype}");
             Error::unsupported(what).at(&self.source).hint("use a file in a supported format")
-        })
+        })?;
+        Ok(TensorView { name, shape, format, data: data.into() })
     }
 
     /// The tensor `name` whatever its type.
     pub fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
-        self.tensors.get_key_value(name).map(|(name, placed)| self.view(name, placed))
+        self.tensors.get_key_value(name).map(|(name, entry)| self.view(name, entry))
     }
 
-    /// The weights, sorted by name; tensors of types that are no weight format are left out.
+    /// The weights, sorted by name; tensors that [`weight`](Self::weight) refuses are left out.
     pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
-        self.raw_tensors().filter_map(as_weight)
+        self.tensors.keys().filter_map(|name| self.tensor(name))
     }
 
     /// All tensors, sorted by name.
     pub fn raw_tensors(&self) -> impl ExactSizeIterator<Item = RawTensor<'_>> {
-        self.tensors.iter().map(|(name, placed)| self.view(name, placed))
+        self.tensors.iter().map(|(name, entry)| self.view(name, entry))
     }
 
-    fn view<'a>(&'a self, name: &'a str, placed: &'a Placed) -> RawTensor<'a> {
-        let Located { shape, dtype, range } = &placed.located;
+    fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> RawTensor<'a> {
+        let (placed, shape, dtype) = match entry {
+            Entry::Plain(placed) => (placed, &placed.located.shape, placed.located.dtype),
+            Entry::Packed(packed) => {
+                (packed.codes(), &packed.shape, RawDtype::Packed(packed.packing))
+            }
+        };
         // Ranges were checked against the file when its header was read.
-        let data = &self.shards[placed.shard][range.clone()];
-        RawTensor { name, shape, dtype: *dtype, data }
+        let data = &self.shards[placed.shard][placed.located.range.clone()];
+        let stored = entry.parts().map(|part| part.located.range.len()).sum();
+        RawTensor { name, shape, dtype, data, stored }
     }
 
     /// Lets go of the memory behind tensor `name` once it is packed. Reading it again works.
     pub fn release(&self, name: &str) {
-        if let Some(placed) = self.tensors.get(name) {
-            self.shards[placed.shard].forget(placed.located.range.clone());
+        for part in self.tensors.get(name).into_iter().flat_map(Entry::parts) {
+            self.shards[part.shard].forget(part.located.range.clone());
         }
+    }
+
+    /// Whether the files have the form that MLX gives them: it keeps the norms and convolutions of some families
+    /// otherwise than the library that the families come from. Convolutions show it by their shape.
+    pub fn is_mlx(&self) -> bool {
+        let taps = self.tensors.iter().find(|(name, _)| name.ends_with("conv1d.weight"));
+        match taps.map(|(name, entry)| self.view(name, entry).shape) {
+            Some(&[_, between, last]) if between != last => last == 1,
+            _ => self.mlx,
+        }
+    }
+
+    /// The number `name` of the config, or of its text part.
+    pub(crate) fn config_number(&self, name: &str) -> Option<usize> {
+        let value = self.config["text_config"].get(name).or_else(|| self.config.get(name));
+        usize::try_from(value?.as_u64()?).ok()
+    }
+
+    /// Puts `adapter` beside the weights: models add it as they load.
+    #[must_use]
+    pub fn with_adapter(self, adapter: Adapter) -> Self {
+        Self { adapter: Some(adapter), ..self }
+    }
+
+    /// What [`with_adapter`](Self::with_adapter) has put here.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
     }
 
     /// `config.json`, an object; for GGUF one in its style made from the metadata.
@@ -310,6 +353,58 @@ impl Checkpoint {
     }
 }
 
+/// The safetensors files of a folder, as far as they were read.
+#[derive(Default)]
+struct Files {
+    shards: Vec<Bytes>,
+    tensors: BTreeMap<String, Placed>,
+    mlx: bool,
+}
+
+impl Files {
+    /// Adds the shards that `index` names and holds it to what it says.
+    fn add_indexed(&mut self, folder: &Folder, index: &[u8]) -> Result<()> {
+        let index: Index = serde_json::from_slice(index)
+            .map_err(|e| Error::file(format!("the index is not valid: {e}")))?;
+        let mut shards: BTreeMap<&str, usize> = BTreeMap::new();
+        for name in index.weight_map.values() {
+            if !shards.contains_key(name.as_str()) {
+                source::plain_name(name)?;
+                if !name.ends_with(".safetensors") {
+                    return Err(Error::file(format!("{name:?} is no safetensors file")));
+                }
+                shards.insert(name, self.shards.len());
+                self.add(folder, name)?;
+            }
+        }
+        for (tensor, shard) in &index.weight_map {
+            let placed = self.tensors.get(tensor).map(|placed| placed.shard);
+            if placed != shards.get(shard.as_str()).copied() {
+                return Err(Error::file(format!("the tensor {tensor:?} is not in {shard:?}"))
+                    .hint("index and shards are of different downloads; download both again"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps the safetensors file `name` and adds its tensors.
+    fn add(&mut self, folder: &Folder, name: &str) -> Result<()> {
+        let bytes = folder.map(name)?;
+        let parsed = safetensors::parse(&bytes).map_err(|e| e.at(name))?;
+        self.mlx |= parsed.mlx;
+        let shard = self.shards.len();
+        self.shards.push(bytes);
+        for (tensor, located) in parsed.tensors {
+            if self.tensors.contains_key(&tensor) {
+                let what = format!("the tensor {tensor:?} is in another file too");
+                return Err(Error::file(what).at(name).hint("remove files of another download"));
+            }
+            self.tensors.insert(tensor, Placed { shard, located });
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Debug for Checkpoint {
     /// Short: a vocabulary in a panic message helps nobody.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -321,11 +416,6 @@ impl fmt::Debug for Checkpoint {
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
-}
-
-fn as_weight(raw: RawTensor<'_>) -> Option<TensorView<'_>> {
-    let RawTensor { name, shape, dtype, data } = raw;
-    dtype.format().map(|format| TensorView { name, shape, format, data })
 }
 
 /// The JSON object in the file `name`, if there is such a file.

@@ -8,7 +8,8 @@ use std::fmt;
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 
 use super::tensor::{Located, RawDtype};
 use crate::Error;
@@ -20,11 +21,19 @@ const PREFIX: usize = 8;
 /// Most dimensions of a tensor.
 const MAX_DIMS: usize = 8;
 
-/// The tensors that the file `bytes` declares, by name.
+/// What the header of a file says.
+pub(super) struct Parsed {
+    /// The tensors by name.
+    pub(super) tensors: BTreeMap<String, Located>,
+    /// `format` of the metadata is `mlx`.
+    pub(super) mlx: bool,
+}
+
+/// Reads the header of the file `bytes`.
 ///
 /// # Errors
 /// `File` if the header is not what the format says, with the reason.
-pub(super) fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Located>, Error> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Error> {
     let (prefix, rest) =
         bytes.split_first_chunk::<PREFIX>().ok_or_else(|| truncated(PREFIX as u64, bytes.len()))?;
     let header_len = u64::from_le_bytes(*prefix);
@@ -36,9 +45,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Located>, Error> {
     let (header, data) = rest
         .split_at_checked(header_len as usize)
         .ok_or_else(|| truncated(header_len + PREFIX as u64, bytes.len()))?;
-    let Header(tensors) = serde_json::from_slice(header)
+    let Header { tensors, mlx } = serde_json::from_slice(header)
         .map_err(|e| Error::file(format!("the header is not valid: {e}")))?;
-    locate(tensors, PREFIX + header.len(), data.len())
+    let tensors = locate(tensors, PREFIX + header.len(), data.len())?;
+    Ok(Parsed { tensors, mlx })
 }
 
 fn truncated(need: u64, have: usize) -> Error {
@@ -82,8 +92,18 @@ fn locate(
     Ok(located)
 }
 
-/// The tensors of a header in file order, names not yet compared.
-struct Header(Vec<(String, TensorInfo)>);
+/// A header as it stands.
+struct Header {
+    /// In file order, names not yet compared.
+    tensors: Vec<(String, TensorInfo)>,
+    mlx: bool,
+}
+
+/// The part of the metadata that matters.
+#[derive(serde::Deserialize)]
+struct Notes {
+    format: Option<Value>,
+}
 
 #[derive(serde::Deserialize)]
 struct Entry {
@@ -103,16 +123,19 @@ impl<'de> Deserialize<'de> for Header {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut tensors = Vec::new();
+                let mut header = Header { tensors: Vec::new(), mlx: false };
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
+                        let notes: Option<Notes> = map.next_value()?;
+                        let format = notes.and_then(|notes| notes.format);
+                        header.mlx |= format.is_some_and(|format| format == "mlx");
                         continue;
                     }
                     let Entry { dtype, shape, data_offsets } = map.next_value()?;
-                    tensors.push((name, TensorInfo { dtype, shape: shape.0, data_offsets }));
+                    let info = TensorInfo { dtype, shape: shape.0, data_offsets };
+                    header.tensors.push((name, info));
                 }
-                Ok(Header(tensors))
+                Ok(header)
             }
         }
         deserializer.deserialize_map(Tensors)

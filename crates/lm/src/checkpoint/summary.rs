@@ -102,11 +102,11 @@ impl Summary {
         let dtype = tensor.dtype.name();
         let elements: u64 = tensor.shape.iter().map(|dim| *dim as u64).product();
         self.parameters = self.parameters.saturating_add(elements);
-        self.bytes += tensor.data.len() as u64;
+        self.bytes += tensor.stored as u64;
         let total = self.formats.entry(dtype.clone().into_owned()).or_default();
         total.tensors += 1;
-        total.bytes += tensor.data.len() as u64;
-        total.usable = tensor.dtype.format().is_some();
+        total.bytes += tensor.stored as u64;
+        total.usable = tensor.dtype.is_weight();
         let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
         self.tensors.push(TensorLine { name, shape, dtype: dtype.into_owned() });
     }

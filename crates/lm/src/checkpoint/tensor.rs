@@ -9,8 +9,10 @@ use std::ops::Range;
 use longrun_array::format::Format;
 use safetensors::Dtype;
 
-/// A weight in a format that this build can pack, borrowed from its file.
-#[derive(Clone, Copy, Debug)]
+use super::packed::Packing;
+
+/// A weight in a format that this build can pack.
+#[derive(Clone, Debug)]
 pub struct TensorView<'a> {
     /// Its Hugging Face name, or its own where a GGUF name has no counterpart.
     pub name: &'a str,
@@ -18,8 +20,9 @@ pub struct TensorView<'a> {
     pub shape: &'a [usize],
     /// How a row is stored.
     pub format: Format,
-    /// The rows, one after another, of no particular alignment.
-    pub data: &'a [u8],
+    /// The rows, one after another, of no particular alignment: borrowed from the file, or put
+    /// together from the parts of a packed weight.
+    pub data: Cow<'a, [u8]>,
 }
 
 /// Any tensor of a checkpoint, usable as a weight or not.
@@ -31,8 +34,11 @@ pub struct RawTensor<'a> {
     pub shape: &'a [usize],
     /// How its numbers are stored.
     pub dtype: RawDtype,
-    /// Its bytes; for an unknown GGUF type all up to the next tensor.
+    /// Its bytes; for an unknown GGUF type all up to the next tensor, for a packed weight the codes
+    /// as the file has them.
     pub data: &'a [u8],
+    /// Bytes that it takes in its file, with scales and all other parts.
+    pub stored: usize,
 }
 
 /// A storage type as the file names it.
@@ -40,6 +46,8 @@ pub struct RawTensor<'a> {
 pub enum RawDtype {
     /// One that can be a weight.
     Weight(Format),
+    /// Codes, scales and perhaps more in tensors of their own, which can be a weight together.
+    Packed(Packing),
     /// Another one of safetensors.
     Safetensors(Dtype),
     /// Another one of GGUF, by its number.
@@ -47,12 +55,17 @@ pub enum RawDtype {
 }
 
 impl RawDtype {
-    /// The format, if this can be a weight.
+    /// The format, if the bytes of the file can be a weight as they are.
     pub fn format(self) -> Option<Format> {
         match self {
             Self::Weight(format) => Some(format),
-            Self::Safetensors(_) | Self::Ggml(_) => None,
+            Self::Packed(_) | Self::Safetensors(_) | Self::Ggml(_) => None,
         }
+    }
+
+    /// Whether this can be a weight.
+    pub fn is_weight(self) -> bool {
+        matches!(self, Self::Weight(_) | Self::Packed(_))
     }
 
     /// The storage type of safetensors.
@@ -85,10 +98,11 @@ impl RawDtype {
         })
     }
 
-    /// The name that users know: `bf16`, `q4_k`, `u32`, `iq4_xs (GGUF type 23)`.
+    /// The name that users know: `bf16`, `q4_k`, `affine4/64`, `u32`, `iq4_xs (GGUF type 23)`.
     pub fn name(self) -> Cow<'static, str> {
         match self {
-            Self::Weight(format) => format.name().into(),
+            Self::Weight(format) => format.name(),
+            Self::Packed(packing) => packing.to_string().into(),
             Self::Safetensors(dtype) => dtype.to_string().to_lowercase().into(),
             Self::Ggml(number) => match ggml_name(number) {
                 Some(name) => format!("{name} (GGUF type {number})").into(),

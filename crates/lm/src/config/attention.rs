@@ -35,15 +35,6 @@ pub(super) fn heads(f: &Fields<'_>, family: Family, hidden: usize) -> Result<[us
     Ok([heads, kv_heads, dim])
 }
 
-/// What norms add to a mean square.
-pub(super) fn eps(f: &Fields<'_>, family: Family) -> Result<f32> {
-    match family {
-        Family::Mamba2 | Family::NemotronH => Ok(f.positive("layer_norm_epsilon")?.unwrap_or(1e-5)),
-        Family::Lfm2 => Ok(f.positive("norm_eps")?.unwrap_or(1e-5)),
-        _ => Ok(f.positive("rms_norm_eps")?.unwrap_or(1e-6)),
-    }
-}
-
 /// The most tokens of a sequence. Without attention there is nothing that ends.
 pub(super) fn context(f: &Fields<'_>, family: Family) -> Result<usize> {
     let said = f.size_up_to("max_position_embeddings", MOST_CONTEXT)?;
@@ -85,13 +76,18 @@ pub(super) fn mixers(
         return kda_mixers(f, layers);
     }
     let interval = f.size_or("full_attention_interval", 4)?;
-    let attends = match (family, f.list("full_attn_idxs")?) {
-        (Family::Lfm2, Some(list)) => list.iter().filter_map(Value::as_u64).collect(),
-        _ => (0..layers as u64).collect::<Vec<_>>(),
-    };
+    let mut attends = vec![true; layers];
+    if let (Family::Lfm2, Some(list)) = (family, f.list("full_attn_idxs")?) {
+        attends.fill(false);
+        for value in list {
+            let layer = value.as_u64().and_then(|n| attends.get_mut(usize::try_from(n).ok()?));
+            let none = || Error::file(format!("{value} is no layer")).at("full_attn_idxs");
+            *layer.ok_or_else(none)? = true;
+        }
+    }
     let kind = |i: usize| match family {
         _ if family.is_delta_hybrid() && !(i + 1).is_multiple_of(interval) => Mixer::Linear,
-        _ if !attends.contains(&(i as u64)) => Mixer::Linear,
+        _ if !attends[i] => Mixer::Linear,
         _ if slides[i] => Mixer::Sliding,
         _ => Mixer::Full,
     };

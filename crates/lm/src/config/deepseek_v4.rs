@@ -125,8 +125,8 @@ pub(super) fn rope(f: &Fields<'_>, dim: usize, layers: &str) -> Result<RopeSpec>
         Some(given) if nested => given.get(layers).cloned(),
         Some(given) if layers == "compress" => {
             let mut own = given.as_object().cloned().unwrap_or_else(Map::new);
-            ["main", "compress", "rope_theta", "partial_rotary_factor"]
-                .map(|name| own.remove(name));
+            let elsewhere = ["main", "compress", "rope_theta", "partial_rotary_factor"];
+            own.retain(|name, _| !elsewhere.contains(&name.as_str()));
             let kind = own.get("rope_type").or(own.get("type")).and_then(Value::as_str);
             if kind == Some("yarn") {
                 own.entry("attention_factor").or_insert(1.0.into());

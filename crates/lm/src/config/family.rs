@@ -139,6 +139,11 @@ impl Family {
             || matches!(self, F::KimiLinear | F::NemotronH | F::Glm5Next)
     }
 
+    /// Layers of the delta rule with a decay for each channel of a key.
+    pub(super) fn is_kda(self) -> bool {
+        matches!(self, F::KimiLinear | F::Glm5Next)
+    }
+
     /// Keys and values of all heads are made from one latent.
     pub(super) fn is_latent(self) -> bool {
         matches!(self, F::DeepSeekV3 | F::DeepSeekV32 | F::KimiLinear | F::Glm5Next)
@@ -154,13 +159,8 @@ impl Family {
         matches!(self, F::DeepSeekV4 | F::Glm5Next)
     }
 
-    /// Layers of the delta rule with a decay for each channel of a key.
-    pub(super) fn is_kda(self) -> bool {
-        matches!(self, F::KimiLinear | F::Glm5Next)
-    }
-
     /// Layers of the gated delta rule with one decay a head.
-    pub(super) fn is_delta_hybrid(self) -> bool {
+    pub(crate) fn is_delta_hybrid(self) -> bool {
         matches!(self, F::Qwen3Next | F::Qwen35 | F::Qwen35Moe)
     }
 }

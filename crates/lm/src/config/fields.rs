@@ -20,6 +20,12 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// The fields of a `config.json`; a vision checkpoint's text part comes first.
+    pub(crate) fn of(json: &'a Value) -> Self {
+        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
+        Self::new(text, json)
+    }
+
     pub(super) fn new(text: &'a Value, outer: &'a Value) -> Self {
         Self { text, outer, read: RefCell::default() }
     }

@@ -28,6 +28,10 @@ pub(super) fn kpool(
         let what = format!("{} positions in pools of {every}", indexer.top);
         return Err(Error::file(what).at("index_topk"));
     }
+    if f.count("qk_rope_head_dim")?.is_some_and(|n| n > 0) {
+        let what = "rotated columns are not known here";
+        return Err(Error::unsupported(what).at("qk_rope_head_dim"));
+    }
     if !f.bool_or("index_kpool_always_select_tail", true)? {
         let what = "positions after the last whole pool are always seen here";
         return Err(Error::unsupported(what).at("index_kpool_always_select_tail"));

@@ -43,7 +43,7 @@ pub enum Mixer {
     Full,
     /// Attention over a window.
     Sliding,
-    /// A recurrence: a gated delta rule, a selective scan or a short convolution.
+    /// A recurrence: the gated delta rule, a selective scan, or a short convolution.
     Linear,
     /// Attention over a window, and over the best of entries that a few tokens share.
     Sparse,
@@ -100,7 +100,6 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
-    pub indexer: Option<IndexerConfig>,
     pub gemma4: Option<Gemma4Config>,
     pub kpool: Option<KPoolConfig>,
     pub hyper: Option<HyperConfig>,
@@ -108,6 +107,7 @@ pub struct Config {
     pub kda: Option<KdaConfig>,
     pub ssm: Option<SsmConfig>,
     pub multipliers: Multipliers,
+    pub indexer: Option<IndexerConfig>,
     /// Ids that end a text, of `config.json`.
     pub eos: Vec<u32>,
 }
@@ -118,7 +118,7 @@ impl Config {
     /// # Errors
     /// A field is missing, impossible or unknown and would change the maths; the message names it.
     pub fn new(json: &Value) -> Result<Self> {
-        let f = Self::fields(json);
+        let f = Fields::of(json);
         let config = Self::read(&f).and_then(|config| {
             acting::all_is_read(&f, config.family.name())?;
             Ok(config)
@@ -131,12 +131,7 @@ impl Config {
     /// # Errors
     /// A field is missing or impossible; the message names it.
     pub fn loose(json: &Value) -> Result<Self> {
-        Self::read(&Self::fields(json)).map_err(|e| e.at("config.json"))
-    }
-
-    fn fields(json: &Value) -> Fields<'_> {
-        let text = json.get("text_config").filter(|t| t.is_object()).unwrap_or(json);
-        Fields::new(text, json)
+        Self::read(&Fields::of(json)).map_err(|e| e.at("config.json"))
     }
 
     fn read(f: &Fields<'_>) -> Result<Self> {
@@ -162,7 +157,7 @@ impl Config {
             Some(i) if family == Family::Glm5Next => Some(kpool::kpool(f, i, &mixers)?),
             _ => None,
         };
-        let eps = attention::eps(f, family)?;
+        let eps = eps(f, family)?;
         let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
         let context = attention::context(f, family)?;
@@ -183,10 +178,7 @@ impl Config {
             heads,
             kv_heads,
             head_dim,
-            intermediate: match family {
-                Family::Lfm2 => conv::inner_width(f, hidden)?,
-                _ => moe::dense_intermediate(f, family, hidden)?,
-            },
+            intermediate: moe::dense_intermediate(f, family, hidden)?,
             vocab: f.size("vocab_size")?,
             eps,
             context,
@@ -216,12 +208,12 @@ impl Config {
                 false => None,
             },
             delta: if family.is_delta_hybrid() { Some(delta::delta(f)?) } else { None },
-            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
-            mla,
-            indexer,
             kda: if family.is_kda() { Some(delta::kda(f, family)?) } else { None },
             ssm: ssm::ssm(f, family, hidden)?,
             multipliers: multipliers::multipliers(f, family)?,
+            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
+            mla,
+            indexer,
             gemma4,
             kpool,
             hyper: if family.has_streams() { Some(hyper::hyper(f)?) } else { None },
@@ -250,11 +242,22 @@ pub fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
     }
 }
 
+fn eps(f: &Fields<'_>, family: Family) -> Result<f32> {
+    Ok(match family {
+        Family::Lfm2 => f.positive("norm_eps")?.unwrap_or(1e-5),
+        Family::Mamba2 | Family::NemotronH => f.positive("layer_norm_epsilon")?.unwrap_or(1e-5),
+        _ => f.positive("rms_norm_eps")?.unwrap_or(1e-6),
+    })
+}
+
 fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {
     if family == Family::Lfm2 && f.get("tie_embedding").is_some() {
         return f.bool_or("tie_embedding", true);
     }
-    f.bool_or("tie_word_embeddings", family.is_gemma() || family == Family::Lfm2)
+    let name = "tie_word_embeddings";
+    // A model with towers says it outside, where its text part may have the default.
+    let outside = f.outer.get(name) == Some(&Value::Bool(true));
+    Ok(f.bool_or(name, family.is_gemma() || family == Family::Lfm2)? || outside)
 }
 
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {

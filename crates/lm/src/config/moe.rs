@@ -3,8 +3,8 @@
 use longrun_array::{Glu, Groups, Map, Score, Scoring};
 use serde_json::Value;
 
-use super::Family;
 use super::fields::Fields;
+use super::{Family, conv};
 use crate::error::{Error, Result};
 
 /// Experts of a mixture.
@@ -42,6 +42,7 @@ fn any(f: &Fields<'_>, names: &[&str]) -> Result<usize> {
 pub(super) fn dense_intermediate(f: &Fields<'_>, family: Family, hidden: usize) -> Result<usize> {
     match family {
         Family::GraniteMoeHybrid => f.size_or("shared_intermediate_size", hidden),
+        Family::Lfm2 => conv::inner_width(f, hidden),
         _ => f.size_or("intermediate_size", hidden),
     }
 }
@@ -101,6 +102,7 @@ fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> 
         }
         Family::GraniteMoeHybrid => f.size("shared_intermediate_size"),
         Family::Granite => Ok(f.count("shared_intermediate_size")?.unwrap_or(0)),
+        Family::NemotronH if f.count("n_shared_experts")? == Some(0) => Ok(0),
         Family::NemotronH => f.size("moe_shared_expert_intermediate_size"),
         _ => {
             let count = match f.count("n_shared_experts")? {
@@ -160,6 +162,9 @@ fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
 
 /// Some families have plain layers first, some in between, some by list.
 fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
+    // Read even where a list says more.
+    let (every, first) = (f.size_or("decoder_sparse_step", 1)?, f.count("first_k_dense_replace")?);
+    let freq = f.size_or("moe_layer_freq", 1)?;
     if let Some(list) = f.list("mlp_layer_types")? {
         if list.len() != layers {
             let what = format!("{} entries for {layers} layers", list.len());
@@ -173,8 +178,6 @@ fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
     };
     let dense = f.list("mlp_only_layers")?.map_or(&[][..], Vec::as_slice);
     let dense: Vec<usize> = dense.iter().map(layer).collect::<Result<_>>()?;
-    let (every, first) = (f.size_or("decoder_sparse_step", 1)?, f.count("first_k_dense_replace")?);
-    let freq = f.size_or("moe_layer_freq", 1)?;
     let is_sparse = |i: &usize| {
         let counted = (i + 1).is_multiple_of(every) && i.is_multiple_of(freq);
         counted && *i >= first.unwrap_or(0) && !dense.contains(i)

@@ -49,7 +49,7 @@ impl Compressor {
         caches: &mut CacheSpec,
     ) -> Result<Self> {
         let cols = if overlap { 2 * dim } else { dim };
-        let bias = w.first_named(["ape", "position_bias"]);
+        let bias = w.first_named(&["ape", "position_bias"]);
         Ok(Self {
             kv: w.linear(w.first_of(&["wkv", "kv_proj"]), [cols, hidden], false)?,
             gate: w.linear(w.first_of(&["wgate", "gate_proj"]), [cols, hidden], false)?,
@@ -176,7 +176,7 @@ impl Attention {
             q_up: w.linear(w.first_of(&["wq_b", "q_b_proj"]), [all, v.q_rank], false)?,
             kv: w.linear(w.first_of(&["wkv", "kv_proj"]), [dim, h], false)?,
             kv_norm: w.norm(w.first_of(&["kv_norm", "norm"]), dim)?,
-            sinks: w.vector(w.first_named(["attn_sink", "sinks"]), c.heads, 0.0, |s| s)?,
+            sinks: w.vector(w.first_named(&["attn_sink", "sinks"]), c.heads, 0.0, |s| s)?,
             o_groups: w.put(&o_groups, &host, v.groups)?,
             o: w.linear(w.first_of(&["wo_b", "o_b_proj"]), [h, v.groups * v.group_rank], false)?,
             compressor,

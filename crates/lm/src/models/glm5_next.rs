@@ -47,7 +47,7 @@ impl Indexer {
                 w.vector("k_norm.weight", dim, 1.0, |x| x)?,
                 w.vector("k_norm.bias", dim, 0.0, |x| x)?,
             ],
-            gate: Linear { weight: gate, bias: None },
+            gate: Linear { weight: gate, bias: None, adapter: None },
             bias: w.vector("index_kpool_compress_ape", every * dim, 0.0, |b| b)?,
             weights: w.linear("weights_proj", [heads, c.hidden], false)?,
             sizes,

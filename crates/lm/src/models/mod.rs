@@ -9,6 +9,7 @@ mod gemma3;
 mod gemma4;
 mod glm5_next;
 mod granite;
+mod kimi_linear;
 mod lfm2;
 mod nemotron_h;
 mod olmo2;
@@ -44,12 +45,18 @@ pub fn load(
     source: Source<'_>,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>> {
-    let read = RefCell::new(BTreeSet::new());
-    let w = Weights::new(runtime, source, config.norms_less_one, config.eps);
-    let w = &w.with_progress(&read, progress);
+    let (read, adapted) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
+    // MLX adds the 1 to the norms of these families when it saves them.
+    let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
+    let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
+    let w = Weights::new(runtime, source, less_one, config.eps);
+    let w = &w.with_progress(&read, progress).with_adapter(&adapted);
     let model = build(w, config)?;
     if let Source::Checkpoint(checkpoint) = source {
         nothing_is_left(checkpoint, config, &read.borrow())?;
+        if let Some(adapter) = checkpoint.adapter() {
+            adapter.check_used(adapted.borrow().iter().map(String::as_str))?;
+        }
     }
     Ok(model)
 }
@@ -76,16 +83,16 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
             Box::new(qwen3_next::Qwen3Next::load(w, config)?)
         }
+        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
+        Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
         Family::DeepSeekV3 | Family::DeepSeekV32 => {
             Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
         }
         Family::Mamba2 | Family::NemotronH => Box::new(nemotron_h::NemotronH::load(w, config)?),
+        Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
         Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
         Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
-        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
-        Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
         Family::DeepSeekV4 => Box::new(deepseek_v4::DeepSeekV4::load(w, config)?),
         Family::Glm5Next => Box::new(glm5_next::Glm5Next::load(w, config)?),
-        Family::KimiLinear => todo!(),
     })
 }

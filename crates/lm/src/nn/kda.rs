@@ -55,9 +55,8 @@ impl Kda {
     ) -> Result<Self> {
         let (n, d, h) = (k.heads, k.dim, c.hidden);
         let channels = n * d;
-        let fused = match w.first_named(["q_conv1d.weight", "q_conv.conv.weight", "conv1d.weight"])
-        {
-            fused @ "conv1d.weight" => Some(w.conv_taps(fused, 3 * channels, k.taps)?),
+        let fused = match w.first_of(&["q_conv1d", "q_conv.conv", "conv1d"]) {
+            "conv1d" => Some(w.conv_taps("conv1d.weight", 3 * channels, k.taps)?),
             _ => None,
         };
         let mut short = |i: usize, name: &str| -> Result<Short> {
@@ -67,10 +66,9 @@ impl Kda {
                     rows.flat_map(|row| row[i * channels..][..channels].to_vec()).collect()
                 }
                 None => {
-                    let names =
-                        ["conv1d.weight", "conv.conv.weight"].map(|n| format!("{name}_{n}"));
-                    let name = w.first_named([&names[0], &names[1]]);
-                    w.conv_taps(name, channels, k.taps)?
+                    let names = ["conv1d", "conv.conv"].map(|n| format!("{name}_{n}"));
+                    let name = format!("{}.weight", w.first_of(&[&names[0], &names[1]]));
+                    w.conv_taps(&name, channels, k.taps)?
                 }
             };
             Ok(Short {

@@ -30,17 +30,28 @@ pub(crate) fn scaled(x: Tensor<'_>, factor: f32) -> Tensor<'_> {
     if factor == 1.0 { x } else { x.apply(Map::Scale(factor)) }
 }
 
-/// `x W^T + b`
+/// `x W^T + b`, and what an adapter adds.
 pub struct Linear {
     pub(crate) weight: Weight,
     pub(crate) bias: Option<Weight>,
+    pub(crate) adapter: Option<LowRank>,
+}
+
+/// `x A^T B^T`: two small matrices, `A [rank, cols]` and `B [rows, rank]`.
+pub struct LowRank {
+    pub(crate) a: Weight,
+    pub(crate) b: Weight,
 }
 
 impl Linear {
     /// `[T, cols] -> [T, rows]`
     #[track_caller]
     pub fn apply<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
-        x.linear(&self.weight, self.bias.as_ref())
+        let y = x.linear(&self.weight, self.bias.as_ref());
+        match &self.adapter {
+            Some(LowRank { a, b }) => y + x.linear(a, None).linear(b, None),
+            None => y,
+        }
     }
 }
 

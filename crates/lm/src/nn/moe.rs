@@ -65,7 +65,7 @@ impl Moe {
             _ => {
                 let names =
                     ["gate.e_score_correction_bias", "e_score_correction_bias", "gate.bias"];
-                Some(w.vector(w.first_named(names), n, 0.0, |b| b)?)
+                Some(w.vector(w.first_named(&names), n, 0.0, |b| b)?)
             }
         };
         Ok(Self {

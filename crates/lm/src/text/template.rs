@@ -7,14 +7,15 @@
 mod clock;
 mod guard;
 mod json;
+mod python;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{AutoEscape, Environment, ErrorKind, Output, State, UndefinedBehavior, Value};
+use minijinja::value::Kwargs;
+use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value};
 use serde_json::Map;
 
 use crate::{Error, Kind, Result};
@@ -64,7 +65,8 @@ impl fmt::Debug for ChatTemplate {
 /// What a template is run on.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatInput<'a> {
-    /// The conversation: a list of objects with `role`, `content` and what else a model knows.
+    /// The conversation: a list of objects with `role`, `content` and what else a model knows. A field that is null
+    /// counts as absent, and reasoning may be called `reasoning_content`, `thinking` or `reasoning`.
     pub messages: &'a serde_json::Value,
     /// Whether the prompt ends where the model's answer begins.
     pub add_generation_prompt: bool,
@@ -189,7 +191,7 @@ impl ChatTemplate {
             context.insert(name, Value::from(text.as_str()));
         }
         let own = [
-            ("messages", json::to_value(input.messages)),
+            ("messages", python::messages(input.messages)),
             ("tools", tools.map_or(none, json::to_value)),
             ("add_generation_prompt", Value::from(input.add_generation_prompt)),
         ];
@@ -215,11 +217,9 @@ fn environment() -> Environment<'static> {
     }
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_formatter(format_value);
-    env.set_unknown_method_callback(method);
+    python::extend(&mut env);
     env.add_filter("tojson", tojson);
     env.add_filter(guard::FILTER, guard::copied);
-    env.add_filter("string", |value: &Value| python_str(value));
     env.add_function("strftime_now", |format: &str| clock::strftime(format, clock::now()));
     env.add_function("raise_exception", |message: &str| -> Rendered<Value> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
@@ -239,43 +239,10 @@ fn add(env: &mut Environment<'static>, name: &'static str, source: &str) -> Resu
     })
 }
 
-/// Python's methods; a `format` with a width could ask for any amount of memory.
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Rendered<Value> {
-    if name == "format" && value.as_str().is_some_and(|text| text.contains(':')) {
-        let what = "`format` is served without format specifications";
-        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, what));
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
-}
-
 fn tojson(state: &State, value: &Value, options: Kwargs) -> Rendered<Value> {
     let style = json::Style::read(&options)?;
     options.assert_all_used()?;
     json::write(state, value, &style).map(Value::from)
-}
-
-/// Prints as Python does: `True`, `False`, `None`.
-fn python_name(value: &Value) -> Option<&'static str> {
-    match value.kind() {
-        ValueKind::None => Some("None"),
-        ValueKind::Bool => Some(if value.is_true() { "True" } else { "False" }),
-        _ => None,
-    }
-}
-
-fn python_str(value: &Value) -> Value {
-    match python_name(value) {
-        Some(name) => Value::from(name),
-        None if value.kind() == ValueKind::String => value.clone(),
-        None => Value::from(value.to_string()),
-    }
-}
-
-fn format_value(out: &mut Output, state: &mut State, value: &Value) -> Rendered<()> {
-    match python_name(value) {
-        Some(name) => out.write_str(name).map_err(minijinja::Error::from),
-        None => minijinja::escape_formatter(out, state, value),
-    }
 }
 
 fn failure(error: &minijinja::Error) -> Error {

@@ -82,32 +82,26 @@ impl Weights<'_> {
                 self.experts("down_proj", experts, [cols, inner])?,
             ]);
         }
-        let (mut gates, mut ups, mut downs) = (Vec::new(), Vec::new(), Vec::new());
-        let turned = self.each_of(fused, experts, [2 * inner, cols], None, |m| {
-            gates.push(Ok(m.take_rows((0..inner).map(|i| 2 * i))));
-            ups.push(Ok(m.take_rows((0..inner).map(|i| 2 * i + 1))));
-        })?;
-        let (gate, _) = HostMatrix::stacked(gates.into_iter())?;
-        let (up, _) = HostMatrix::stacked(ups.into_iter())?;
-        let (gate, up) = (self.put(fused, &gate, experts)?, self.put(fused, &up, experts)?);
-        let name = "experts.down_proj";
-        self.each_of(name, experts, [cols, inner], Some(turned), |m| {
-            downs.push(Ok(m.take_rows(0..cols)));
-        })?;
-        let (down, _) = HostMatrix::stacked(downs.into_iter())?;
-        Ok([gate, up, self.put(name, &down, experts)?])
+        let (even, odd) = (0..inner).map(|i| (2 * i, 2 * i + 1)).unzip();
+        let (both, turned) = self.gather(fused, experts, [2 * inner, cols], None, &[even, odd])?;
+        let [gate, up] = [0, 1].map(|i| self.put(fused, &both[i], experts));
+        let (gate, up) = (gate?, up?);
+        drop(both);
+        let (name, all) = ("experts.down_proj", (0..cols).collect());
+        let (down, _) = self.gather(name, experts, [cols, inner], Some(turned), &[all])?;
+        Ok([gate, up, self.put(name, &down[0], experts)?])
     }
 
-    /// Shows each matrix of the stack `name`, `[rows, cols]`; says whether the files have them turned. If `turned` is
-    /// not given, shapes tell, and where they can't, plain numbers are turned.
-    fn each_of(
+    /// Of each matrix `[rows, cols]` of the stack `name` these rows, one stack for each list of them; says whether the
+    /// files have the matrices turned. If `turned` is not given, shapes tell, and where they can't, plain numbers are.
+    fn gather(
         &self,
         name: &str,
         experts: usize,
         [rows, cols]: [usize; 2],
         turned: Option<bool>,
-        mut show: impl FnMut(&HostMatrix<'_>),
-    ) -> Result<bool> {
+        lists: &[Vec<usize>],
+    ) -> Result<(Vec<HostMatrix<'static>>, bool)> {
         let Source::Checkpoint(c) = self.source else {
             return Err(Error::usage(format!("a seed has no stack {name:?}")));
         };
@@ -122,10 +116,18 @@ impl Weights<'_> {
         if t.shape != [experts, r, k] || t.data.len() < experts {
             return Err(self.misshapen(&t, &[experts, rows, cols]));
         }
+        let mut stacks: Vec<HostMatrix<'static>> = Vec::new();
         for bytes in t.data.chunks_exact(t.data.len() / experts) {
             let m = HostMatrix { format: t.format, rows: r, cols: k, bytes: Cow::Borrowed(bytes) };
-            show(&if turned { m.transposed() } else { m });
+            let m = if turned { m.transposed() } else { m };
+            for (i, list) in lists.iter().enumerate() {
+                let part = m.take_rows(list.iter().copied());
+                match stacks.get_mut(i) {
+                    Some(stack) => stack.bytes.to_mut().extend_from_slice(&part.bytes),
+                    None => stacks.push(part),
+                }
+            }
         }
-        Ok(turned)
+        Ok((stacks, turned))
     }
 }

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use longrun_array::Format;
 
 use super::draw::bf16;
+use crate::checkpoint::widened;
 use crate::error::{Error, Result};
 
 /// `[rows, cols]` in host memory, row-major.
@@ -31,6 +32,14 @@ impl<'a> HostMatrix<'a> {
         order.for_each(|r| bytes.extend_from_slice(&self.bytes[r * row..][..row]));
         let rows = bytes.len() / row;
         HostMatrix { format: self.format, rows, cols: self.cols, bytes: bytes.into() }
+    }
+
+    /// The same numbers with scales in f32, if the format has such a form and is not it.
+    fn widened(self) -> Self {
+        match widened(self.format, &self.bytes) {
+            Some((format, bytes)) => Self { format, bytes, ..self },
+            None => self,
+        }
     }
 
     /// All numbers, row by row.
@@ -68,12 +77,18 @@ impl<'a> HostMatrix<'a> {
         let mut all: Option<HostMatrix<'static>> = None;
         let mut count = 0;
         for part in parts {
-            let part = part?;
+            let mut part = part?;
             count += 1;
             let Some(all) = &mut all else {
                 all = Some(HostMatrix { bytes: part.bytes.into_owned().into(), ..part });
                 continue;
             };
+            // Each came with scales as short as its own numbers allow.
+            if all.format != part.format {
+                part = part.widened();
+                let narrow = std::mem::take(&mut all.bytes);
+                *all = HostMatrix { bytes: narrow, ..*all }.widened();
+            }
             if (all.format, all.rows, all.cols) != (part.format, part.rows, part.cols) {
                 let what = format!(
                     "expert {} is {}, those before it {}",
@@ -86,5 +101,40 @@ impl<'a> HostMatrix<'a> {
             all.bytes.to_mut().extend_from_slice(&part.bytes);
         }
         all.map(|all| (all, count)).ok_or_else(|| Error::file("a mixture of 0 experts"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longrun_array::format::Affine;
+
+    use super::*;
+
+    /// A row of 32 columns with this scale, in the narrow form or the wide one.
+    fn expert(scale: f32, wide: bool) -> HostMatrix<'static> {
+        let scales: Vec<u8> = match wide {
+            true => [scale, 0.0].iter().flat_map(|x| x.to_le_bytes()).collect(),
+            false => vec![0, 0x3c, 0, 0],
+        };
+        let format = Format::Affine(Affine::new(4, 32, wide).unwrap());
+        let bytes = [scales, vec![0x21; 16]].concat().into();
+        HostMatrix { format, rows: 1, cols: 32, bytes }
+    }
+
+    #[test]
+    fn experts_with_short_and_long_scales_are_joined() {
+        let expected: Vec<f32> =
+            [1.0, 0.1, 1.0].iter().flat_map(|scale| [*scale, 2.0 * scale].repeat(16)).collect();
+        for first in 0..2 {
+            let all = [expert(1.0, false), expert(0.1, true), expert(1.0, false)];
+            let parts = all.into_iter().skip(first).map(Ok);
+            let (mut stacked, count) = HostMatrix::stacked(parts).unwrap();
+            stacked.rows = count;
+            assert_eq!(stacked.format.name(), "affine4/32 wide");
+            assert_eq!(stacked.numbers(), expected[32 * first..]);
+        }
+        let other =
+            HostMatrix { format: Format::BF16, bytes: vec![0; 64].into(), ..expert(1.0, true) };
+        assert!(HostMatrix::stacked([Ok(expert(1.0, false)), Ok(other)].into_iter()).is_err());
     }
 }

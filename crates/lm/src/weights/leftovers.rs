@@ -1,11 +1,12 @@
 //! Tensors of a checkpoint that no layer asked for.
 //!
-//! Owns the list of what may be left: other models inside of the same files, and buffers that are computed anew. All
-//! else is part of the maths that this build would leave out, and an error.
+//! Owns the list of what may be left: other models inside of the same files, buffers that are computed anew, scales for
+//! rounding what is not rounded here, and biases of zeros. All else is part of the maths that this build would leave
+//! out, and an error.
 
 use std::collections::BTreeSet;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, RawTensor};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
@@ -39,35 +40,28 @@ const BUFFERS: [&str; 7] = [
     "sin_cached",
 ];
 
-/// What stands behind a weight's name in tensors that only say how the weight is packed.
-const PACKING: [&str; 15] = [
-    "scales",
-    "biases",
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_scale_2",
-    "weight_global_scale",
-    "global_scale",
-    "weight_packed",
-    "weight_shape",
-    "weight_zero_point",
-    "weight_g_idx",
-    "qweight",
-    "qzeros",
-    "g_idx",
+/// Last parts of names of the scales with which others round activations and caches. Nothing is rounded here.
+const ROUNDING: [&str; 8] = [
     "input_scale",
+    "input_scale_ub",
+    "input_global_scale",
+    "input_zero_point",
+    "output_scale",
+    "q_scale",
+    "k_scale",
+    "v_scale",
 ];
 
 /// Checks that everything which changes the maths was read.
 ///
 /// # Errors
-/// A tensor of the checkpoint is in `read` neither itself nor as a weight that it packs, and not known to be harmless.
+/// A tensor of the checkpoint is not in `read`, and not known to be harmless.
 pub(crate) fn nothing_is_left(
     c: &Checkpoint,
     config: &Config,
     read: &BTreeSet<String>,
 ) -> Result<()> {
-    let harmless = |name: &str| is_harmless(name, config) || packs(name, read);
+    let harmless = |name: &str| is_harmless(name, config) || adds_nothing(c, name);
     let left = c.raw_tensors().map(|t| t.name).filter(|name| !read.contains(*name));
     let left: Vec<&str> = left.filter(|name| !harmless(name)).collect();
     if left.is_empty() {
@@ -94,18 +88,15 @@ fn is_harmless(name: &str, config: &Config) -> bool {
         && parts.get(1).and_then(|n| n.parse::<usize>().ok()).is_some_and(|n| n >= config.layers);
     parts.iter().any(|part| OTHER_MODELS.contains(part))
         || BUFFERS.contains(&last)
+        || ROUNDING.contains(&last)
         || parts.windows(2).any(beyond)
         || gguf_beyond
         || (config.tied && parts.contains(&"lm_head"))
         || (last == "bias" && parts.ends_with(&["attn", "bias"]))
 }
 
-/// Whether `name` says how a weight that was read is packed.
-fn packs(name: &str, read: &BTreeSet<String>) -> bool {
-    let stem = name.strip_suffix("_blocks").or(name.strip_suffix("_scales"));
-    let module = name.rsplit_once('.').filter(|(_, last)| PACKING.contains(last));
-    stem.is_some_and(|stem| read.contains(stem))
-        || module.is_some_and(|(module, _)| {
-            read.contains(module) || read.contains(&format!("{module}.weight"))
-        })
+/// Whether `name` adds nothing: some writers give every matrix a bias of zeros.
+fn adds_nothing(c: &Checkpoint, name: &str) -> bool {
+    let zero = |t: RawTensor<'_>| t.dtype.is_weight() && t.data.iter().all(|byte| *byte == 0);
+    name.ends_with(".bias") && c.raw(name).is_some_and(zero)
 }

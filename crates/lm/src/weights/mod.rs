@@ -20,7 +20,7 @@ pub(crate) use leftovers::nothing_is_left;
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
-use crate::nn::{Linear, RmsNorm};
+use crate::nn::{Linear, LowRank, RmsNorm};
 
 /// Where weights come from.
 #[derive(Clone, Copy)]
@@ -46,6 +46,8 @@ pub struct Weights<'a> {
     eps: f32,
     /// The names of all tensors that were read, and whom to tell.
     read: Option<(&'a RefCell<BTreeSet<String>>, Progress<'a>)>,
+    /// The names of those that an adapter went beside.
+    adapted: Option<&'a RefCell<BTreeSet<String>>>,
 }
 
 /// The prefixes that writers put before the embedding.
@@ -53,23 +55,23 @@ const ROOTS: [&str; 5] =
     ["model.", "language_model.model.", "model.language_model.", "backbone.", ""];
 
 /// The names that writers give the embedding.
-const EMBEDDINGS: [&str; 4] =
-    ["embed_tokens.weight", "embeddings.weight", "embedding.weight", "embed.weight"];
+const EMBEDDINGS: [&str; 4] = ["embed_tokens", "embeddings", "embedding", "embed"];
 
 /// The names that writers give the head.
-const HEADS: [&str; 2] = ["lm_head.weight", "head.weight"];
+const HEADS: [&str; 2] = ["lm_head", "head"];
 
 impl<'a> Weights<'a> {
     /// All weights of a source. `less_one` says that norm weights are stored less 1; `eps` goes into every norm.
     pub fn new(runtime: &'a Runtime, source: Source<'a>, less_one: bool, eps: f32) -> Self {
         let has = |root: &&&str| match source {
             Source::Checkpoint(c) => {
-                EMBEDDINGS.iter().any(|name| c.raw(&format!("{root}{name}")).is_some())
+                EMBEDDINGS.iter().any(|name| c.raw(&format!("{root}{name}.weight")).is_some())
             }
             Source::Seed(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
-        Self { runtime, source, root, prefix: String::new(), less_one, eps, read: None }
+        let (prefix, read, adapted) = (String::new(), None, None);
+        Self { runtime, source, root, prefix, less_one, eps, read, adapted }
     }
 
     /// Notes the name of each tensor that is read, and reports it.
@@ -80,6 +82,44 @@ impl<'a> Weights<'a> {
     ) -> Self {
         self.read = Some((read, report));
         self
+    }
+
+    /// Adds the adapter of the checkpoint, if it has one, and notes in `adapted` which linear layers were there to
+    /// take it.
+    pub fn with_adapter(mut self, adapted: &'a RefCell<BTreeSet<String>>) -> Self {
+        self.adapted = Some(adapted);
+        self
+    }
+
+    /// The adapter's part beside the rows `order` of `name [rows, cols]`, or beside all of them.
+    fn adapter(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        order: Option<&[usize]>,
+    ) -> Result<Option<LowRank>> {
+        let (Source::Checkpoint(c), Some(adapted)) = (self.source, self.adapted) else {
+            return Ok(None);
+        };
+        let full = self.full(name);
+        let Some(delta) = c.adapter().and_then(|adapter| adapter.delta(&full)) else {
+            return Ok(None);
+        };
+        delta.check(shape).map_err(|e| e.at(&full))?;
+        let all = |numbers: &[f32], shape| HostMatrix::of_numbers(numbers, shape, Format::F32);
+        let b = all(&delta.b, [shape[0], delta.rank]);
+        let b = match order {
+            Some(order) => b.take_rows(order.iter().copied()),
+            None => b,
+        };
+        let put = |host: &HostMatrix<'_>| {
+            let HostMatrix { format, rows, cols, .. } = *host;
+            let spec = MatrixSpec { format, experts: 1, rows, cols };
+            Weight::matrix(self.runtime, &full, spec, &host.bytes)
+        };
+        let pair = LowRank { a: put(&all(&delta.a, [delta.rank, shape[1]]))?, b: put(&b)? };
+        adapted.borrow_mut().insert(full);
+        Ok(Some(pair))
     }
 
     /// The weights below `name`.
@@ -119,9 +159,9 @@ impl<'a> Weights<'a> {
         matches!(self.source, Source::Checkpoint(c) if c.raw(&self.full(name)).is_some())
     }
 
-    /// The first of these names that the checkpoint has; else the first of all.
-    pub(crate) fn first_named<'n, const N: usize>(&self, names: [&'n str; N]) -> &'n str {
-        names.into_iter().find(|name| self.has(name)).unwrap_or(names[0])
+    /// The first of these names that the files have; the first of all where they have none.
+    pub(crate) fn first_named<'n>(&self, names: &[&'n str]) -> &'n str {
+        names.iter().find(|name| self.in_files(name)).unwrap_or(&names[0])
     }
 
     /// The first of these that the files have as `NAME.weight`; the first of all where they have none.
@@ -175,7 +215,7 @@ impl<'a> Weights<'a> {
             return Err(self.misshapen(&t, &[count]));
         }
         let mut numbers = vec![0.0; count];
-        t.format.dequantize_row(t.data, &mut numbers);
+        t.format.dequantize_row(&t.data, &mut numbers);
         Ok(numbers)
     }
 
@@ -235,7 +275,7 @@ impl<'a> Weights<'a> {
         if t.shape != [rows, cols] {
             return Err(self.misshapen(&t, &[rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
     }
 
     /// Brings `host` to the device: one matrix, or `experts` of them behind each other.
@@ -265,12 +305,14 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// As [`matrix`](Self::matrix).
     pub fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear> {
-        let weight = self.matrix(&format!("{name}.weight"), shape)?;
+        let weight_name = format!("{name}.weight");
+        let weight = self.matrix(&weight_name, shape)?;
+        let adapter = self.adapter(&weight_name, shape, None)?;
         let bias = match bias {
             true => Some(self.vector(&format!("{name}.bias"), shape[0], 0.0, |b| b)?),
             false => None,
         };
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight, bias, adapter })
     }
 
     /// The rows `order` of `name.weight [rows, cols]`: some of them, or in another order.
@@ -284,8 +326,10 @@ impl<'a> Weights<'a> {
         order: impl Iterator<Item = usize>,
     ) -> Result<Linear> {
         let name = format!("{name}.weight");
-        let weight = self.put(&name, &self.host(&name, shape)?.take_rows(order), 1)?;
-        Ok(Linear { weight, bias: None })
+        let order: Vec<usize> = order.collect();
+        let rows = self.host(&name, shape)?.take_rows(order.iter().copied());
+        let adapter = self.adapter(&name, shape, Some(&order))?;
+        Ok(Linear { weight: self.put(&name, &rows, 1)?, bias: None, adapter })
     }
 
     /// The matrices `name [count, rows, cols]`, behind each other in one tensor.
@@ -305,7 +349,7 @@ impl<'a> Weights<'a> {
         if t.shape != [count, rows, cols] {
             return Err(self.misshapen(&t, &[count, rows, cols]));
         }
-        let host = HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) };
+        let host = HostMatrix { format: t.format, rows, cols, bytes: t.data };
         self.put(name, &host, count)
     }
 
@@ -388,7 +432,7 @@ impl<'a> Weights<'a> {
         if t.shape != [experts, rows, cols] {
             return Err(self.misshapen(&t, &[experts, rows, cols]));
         }
-        Ok(HostMatrix { format: t.format, rows, cols, bytes: Cow::Borrowed(t.data) })
+        Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })
     }
 
     /// The first and the second halves of the rows of each matrix of `name [experts, 2 * rows, cols]`.
@@ -410,7 +454,7 @@ impl<'a> Weights<'a> {
         Ok([part(0)?, part(1)?])
     }
 
-    /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`.
+    /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`, unless the files have another.
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix).
@@ -419,20 +463,26 @@ impl<'a> Weights<'a> {
         [vocab, hidden]: [usize; 2],
         tied: bool,
     ) -> Result<(Weight, Linear)> {
-        let embedding = self.matrix(self.first_named(EMBEDDINGS), [vocab, hidden])?;
-        let weight = if tied {
-            embedding.clone()
-        } else {
-            let outside = self.root.strip_suffix("model.").unwrap_or("");
-            let names = [outside, "", self.root];
-            let mut all = names.into_iter().flat_map(|root| HEADS.map(|name| (root, name)));
-            let has = |(root, name): &(&str, &str)| match self.source {
-                Source::Checkpoint(c) => c.raw(&format!("{root}{name}")).is_some(),
-                Source::Seed(_) => true,
-            };
-            let (root, name) = all.find(has).unwrap_or(("", HEADS[0]));
-            Self { root, ..self.clone() }.matrix(name, [vocab, hidden])?
+        let name = format!("{}.weight", self.first_of(&EMBEDDINGS));
+        let embedding = self.matrix(&name, [vocab, hidden])?;
+        let outside = self.root.strip_suffix("model.").unwrap_or("");
+        let at = |root| Self { root, prefix: String::new(), ..self.clone() };
+        let mut all = HEADS.iter().flat_map(|head| [outside, "", self.root].map(|r| (r, *head)));
+        let found = all.find(|(root, head)| at(root).in_files(&format!("{head}.weight")));
+        let (root, head) = found.map_or((None, HEADS[0]), |(root, head)| (Some(root), head));
+        // A word about tying may be another model's, or outdated; a second copy of the embedding is none.
+        let own = match (self.source, root) {
+            (Source::Checkpoint(c), Some(root)) => {
+                let bytes = |name: String| c.raw(&name).map(|t| t.data);
+                bytes(self.full(&name)) != bytes(at(root).full(&format!("{head}.weight")))
+            }
+            _ => false,
         };
-        Ok((embedding, Linear { weight, bias: None }))
+        if tied && !own {
+            let weight = embedding.clone();
+            return Ok((embedding, Linear { weight, bias: None, adapter: None }));
+        }
+        let head = at(root.unwrap_or("")).linear(head, [vocab, hidden], false)?;
+        Ok((embedding, head))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use longrun_lm::adapter::Adapter;
 use longrun_lm::check::{Row, check, read_vectors};
 use longrun_lm::checkpoint::Checkpoint;
 use longrun_lm::{Error, Result};
@@ -13,10 +14,14 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
     if args.tolerance.is_nan() || args.tolerance < 0.0 {
         return Err(Error::usage("must be 0 or more").at("--tolerance"));
     }
-    let checkpoint = Checkpoint::open(&args.model)?;
+    let model = model::place(&args.model)?;
+    let mut checkpoint = Checkpoint::open(&model)?;
+    if let Some(folder) = &args.adapter.adapter {
+        checkpoint = checkpoint.with_adapter(Adapter::open(folder)?);
+    }
     let beside = || {
-        let folder = if args.model.is_dir() { Some(&*args.model) } else { args.model.parent() };
-        folder.unwrap_or(&args.model).join("golden.safetensors")
+        let folder = if model.is_dir() { Some(&*model) } else { model.parent() };
+        folder.unwrap_or(&model).join("golden.safetensors")
     };
     let against = args.against.clone().unwrap_or_else(beside);
     let place = |e: Error| e.at(against.display());

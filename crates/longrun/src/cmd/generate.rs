@@ -27,7 +27,7 @@ const MOST_PROMPT: u64 = 64 << 20;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let name = args.model.as_deref().unwrap_or("demo");
-    let source = ModelSource::open(model::name(name, TinyShape::default()))?;
+    let source = model::adapted(model::open(name, TinyShape::default())?, &args.adapter)?;
     let prompt = prompt_ids(args, &source, name == "demo")?;
     let context = source.config.context;
     if prompt.len() >= context {

@@ -14,7 +14,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let checkpoint = if args.path == "demo" && !path.exists() {
         Checkpoint::from_embedded(model::DEMO)?
     } else {
-        Checkpoint::open(path)?
+        Checkpoint::open(&model::place(path)?)?
     };
     let summary = checkpoint.summary();
     let text = match (args.json, args.tensors) {

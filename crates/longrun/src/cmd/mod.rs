@@ -1,6 +1,7 @@
 //! The commands, one file each. Each gives an exit code, or an error that `main` prints.
 
 pub(crate) mod check;
+pub(crate) mod convert;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod soak;

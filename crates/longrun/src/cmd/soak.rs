@@ -63,7 +63,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
         hidden: args.hidden,
         attention_only: args.attention_only,
     };
-    let source = ModelSource::open(model::name(&args.model, shape))?;
+    let source = model::adapted(model::open(&args.model, shape)?, &args.adapter)?;
     let mut soak = match Soak::new(args, &source) {
         Err(error) if error.kind() == Kind::Limit => {
             show::note(&format!("longrun: {error}"));

@@ -83,23 +83,32 @@ pub(super) fn rewritten(source: &str) -> Result<String> {
         if rest[open..].starts_with(['-', '+']) {
             open += 1;
         }
-        let inside = &rest[open..];
         out.push_str(&rest[..open]);
+        rest = &rest[open..];
         let end = match marker {
-            b'#' => inside.find("#}").ok_or_else(unfinished)?,
-            b'%' => match raw_block(inside)? {
-                Some(end) => end,
+            b'#' => rest.find("#}").ok_or_else(unfinished)?,
+            b'%' => match raw_block(rest)? {
+                Some((body, end)) => {
+                    out.push_str(&rest[..body]);
+                    // The original keeps the line's end behind this tag; the engine takes one away.
+                    let marked = rest[..body].ends_with("-%}") || rest[..body].ends_with("+%}");
+                    if !marked && rest[body..].starts_with(['\r', '\n']) {
+                        out.push('\n');
+                    }
+                    rest = &rest[body..];
+                    end - body
+                }
                 None => {
-                    let end = tag_end(inside, "%}")?;
-                    out.push_str(&statement(&inside[..end]));
-                    rest = &inside[end..];
+                    let end = tag_end(rest, "%}")?;
+                    out.push_str(&statement(&rest[..end]));
+                    rest = &rest[end..];
                     continue;
                 }
             },
-            _ => tag_end(inside, "}}")?,
+            _ => tag_end(rest, "}}")?,
         };
-        out.push_str(&inside[..end]);
-        rest = &inside[end..];
+        out.push_str(&rest[..end]);
+        rest = &rest[end..];
         // The closing mark must not be read as an opening one.
         let mark = rest.len().min(2);
         out.push_str(&rest[..mark]);
@@ -122,15 +131,15 @@ fn next_marker(text: &str) -> Option<(usize, u8)> {
         .map(|(at, (_, second))| (at, *second))
 }
 
-/// For the inside of a `raw` tag, the place of the `%}` that ends its `endraw` tag.
-fn raw_block(inside: &str) -> Result<Option<usize>> {
+/// For the inside of a `raw` tag, the place behind it, and that of the `%}` that ends its `endraw` tag.
+fn raw_block(inside: &str) -> Result<Option<(usize, usize)>> {
     let Some(body) = basic_tag(inside, "raw") else { return Ok(None) };
     let mut at = body;
     while let Some(open) = inside[at..].find("{%") {
         at += open + 2;
         let skip = usize::from(inside[at..].starts_with(['-', '+']));
         if let Some(length) = basic_tag(&inside[at + skip..], "endraw") {
-            return Ok(Some(at + skip + length - 2));
+            return Ok(Some((body, at + skip + length - 2)));
         }
     }
     Err(unfinished())
@@ -230,6 +239,8 @@ mod tests {
                 "{% raw %}{% \" {%- endraw %}{% set n.x = 1 %}\"",
                 "{% raw %}{% \" {%- endraw %}{% set n.x = ( 1 )|copied_to_namespace %}\"",
             ),
+            ("{% raw %}\n{{ {% endraw %}", "{% raw %}\n\n{{ {% endraw %}"),
+            ("{% raw -%}\na{% endraw %}", "{% raw -%}\na{% endraw %}"),
             ("{%- generation -%}a{% endgeneration %}", "{%- if true -%}a{% endif %}"),
             ("{#}{% set n.x = 1 %}#}{", "{#}{% set n.x = 1 %}#}{"),
         ];

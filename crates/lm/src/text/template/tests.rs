@@ -306,6 +306,19 @@ fn the_environment_is_pythons() {
         ("'é🙂\"\\\\\n<>&' | tojson(ensure_ascii=true)", "\"\\u00e9\\ud83d\\ude42\\\"\\\\\\n<>&\""),
         ("true | string ~ 1", "True1"),
         ("[1, 2] is sequence and {} is mapping and 'x' is string", "True"),
+        (
+            "'x' is sequence and {} is sequence and none is not sequence and 1 is not sequence",
+            "True",
+        ),
+        ("none is iterable or 1 is iterable", "False"),
+        ("[] is iterable and 'x' is iterable and {} is iterable", "True"),
+        ("'a.b.c'.rsplit('.', 1) | tojson", "[\"a.b\", \"c\"]"),
+        ("'a.b.c'.rsplit('.') | tojson", "[\"a\", \"b\", \"c\"]"),
+        ("'a.b'.rsplit('.', maxsplit=0) | tojson", "[\"a.b\"]"),
+        ("' a  b c '.rsplit(none, 1) | tojson", "[\"a  b\", \"c\"]"),
+        ("' a  b '.rsplit() | tojson", "[\"a\", \"b\"]"),
+        ("'éab'.index('b')", "2"),
+        ("['a', 'b'].index('b')", "1"),
     ];
     for (expression, wanted) in cases {
         assert_eq!(eval(expression), wanted, "{expression}");
@@ -313,8 +326,39 @@ fn the_environment_is_pythons() {
     let looped = "{% for i in range(9) %}\n  {% if i == 1 %}{% continue %}{% endif %}\n  \
                   {% if i == 3 %}{% break %}{% endif %}\n{{ i }}\n{% endfor %}\n";
     assert_eq!(render(looped, json!([])).unwrap(), "0\n2\n", "trim_blocks and lstrip_blocks");
+    let raw = "{% raw %}\n{{ a }}{% endraw %}\n.{% raw -%}\n b{% endraw %}";
+    assert_eq!(render(raw, json!([])).unwrap(), "\n{{ a }}.b", "raw keeps the end of its line");
+    for bad in ["'a'.rsplit('')", "'a'.rsplit(1)", "'a'.index('b')", "[1].index(2)", "[].append(1)"]
+    {
+        assert!(render(&format!("{{{{ {bad} }}}}"), json!([])).is_err(), "{bad}");
+    }
     let marked = "{% for m in messages %}{%- generation -%} x {%- endgeneration %}{% endfor %}";
     assert_eq!(render(marked, json!([1, 2])).unwrap(), "xx");
+}
+
+#[test]
+fn messages_come_as_templates_expect_them() {
+    let dump = "{% for m in messages %}{{ m | tojson }}{% endfor %}";
+    let cases = [
+        (
+            json!({"role": "a", "content": null, "tool_calls": [null]}),
+            json!({"role": "a", "tool_calls": [null]}),
+        ),
+        (
+            json!({"content": "", "reasoning": "r", "thinking": null}),
+            json!({"thinking": "r", "content": "", "reasoning": "r", "reasoning_content": "r"}),
+        ),
+        (
+            json!({"reasoning_content": "x", "thinking": "y"}),
+            json!({"thinking": "y", "reasoning_content": "x"}),
+        ),
+        (json!("text"), json!("text")),
+    ];
+    for (message, wanted) in cases {
+        let text = render(dump, json!([message])).unwrap();
+        assert_eq!(serde_json::from_str::<Json>(&text).unwrap(), wanted);
+    }
+    assert_eq!(render("{{ messages }}", json!(null)).unwrap(), "None");
 }
 
 #[test]
