@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{Config, Family};
 use super::fields::Fields;
+use super::{Config, Family};
 use crate::error::{Error, Result};
 
 /// Factors, 1 where a family has none.
