@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::Options;
 use super::plan::{Plan, Stored};
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, Family};
+use crate::config::{Config, Family, Mixer};
 use crate::error::{Error, Result};
 use crate::rope::RopeSpec;
 use longrun_array::quant::encode::Float;
@@ -220,6 +220,9 @@ fn spellings(shape: &Config, all: &mut Map<String, Value>) {
         Family::Gemma3 => {
             let pattern = text(all, "_sliding_window_pattern");
             default(all, "sliding_window_pattern", pattern);
+            // The class knows a rhythm only, and GGUF files a list only.
+            let first = shape.mixers.iter().position(|mixer| *mixer == Mixer::Full);
+            default(all, "sliding_window_pattern", first.map_or(shape.layers + 1, |i| i + 1));
         }
         _ => {}
     }
