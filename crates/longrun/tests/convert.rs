@@ -13,8 +13,8 @@ fn path(path: &std::path::Path) -> &str {
 #[test]
 fn the_demo_model_tells_the_same_story_after_conversion() {
     let folder = scratch("convert-demo");
-    let out = folder.join("demo-8");
-    let run = longrun(&["convert", "--model", "demo", "--out", path(&out), "--quantize", "q8"]);
+    let out = folder.join("demo-32");
+    let run = longrun(&["convert", "--model", "demo", "--out", path(&out), "--dtype", "float32"]);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert!(run.stdout.contains("in 1 file"), "{}", run.stdout);
     for file in ["config.json", "tokenizer.json", "model.safetensors.index.json"] {
@@ -27,10 +27,16 @@ fn the_demo_model_tells_the_same_story_after_conversion() {
         run.stdout
     };
     assert_eq!(story(path(&out)), story("demo"));
+    let codes = folder.join("demo-4");
+    let run =
+        longrun(&["convert", "--model", path(&out), "--out", path(&codes), "--quantize", "q4"]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(run.stdout.contains(" of 5."), "{}", run.stdout);
+    assert!(!story(path(&codes)).is_empty());
     let again = longrun(&["convert", "--model", "demo", "--out", path(&out)]);
     assert_eq!(again.code, 2);
     assert!(again.stderr.contains("exists already"), "{}", again.stderr);
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn both_layouts_mean_the_same() {
     let tensors: [(&str, &[usize]); 2] = [(&a, &[2, 6]), (&b, &[4, 2])];
     let two = open("same-peft", PEFT, &peft("r", 2), &tensors, 0.5).unwrap();
     assert_eq!(one.deltas, two.deltas);
-    let delta = one.delta(&format!("language_{q}.weight"));
+    let delta = one.delta(&format!("draft.{q}.weight"));
     assert!(delta.is_none());
     let delta = one.delta(&format!("{q}.weight")).unwrap();
     assert_eq!([delta.rows, delta.cols, delta.rank], [4, 6, 2]);
