@@ -39,7 +39,22 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         let what = format!("{layers} layers, {experts} experts, interval {interval} can't be");
         return Err(Error::usage(what));
     }
-    let mut config = json!({
+    let mut config = common(family, [hidden, layers, experts, interval]);
+    recurrent(&mut config, family, interval, layers);
+    compressed(&mut config, family, interval, layers);
+    if family == "ministral3" {
+        config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1});
+    }
+    if shape.attention_only {
+        config["layer_types"] = vec!["full_attention"; layers].into();
+    }
+    Ok(config)
+}
+
+/// What most families read.
+fn common(family: &str, [hidden, layers, experts, interval]: [usize; 4]) -> Value {
+    json!({
         "model_type": family,
         "vocab_size": 160,
         "hidden_size": hidden,
@@ -76,17 +91,7 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
         "linear_conv_kernel_dim": 4,
-    });
-    recurrent(&mut config, family, interval, layers);
-    compressed(&mut config, family, interval, layers);
-    if family == "ministral3" {
-        config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0,
-            "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1});
-    }
-    if shape.attention_only {
-        config["layer_types"] = vec!["full_attention"; layers].into();
-    }
-    Ok(config)
+    })
 }
 
 /// Adds the sizes of selective scans and of delta attention, in the words of their families, and the list of layers
@@ -99,9 +104,12 @@ fn recurrent(config: &mut Value, family: &str, interval: usize, layers: usize) {
         (&["n_groups", "mamba_n_groups"], 2),
         (&["conv_kernel", "mamba_d_conv"], 4),
         (&["n_routed_experts", "num_local_experts"], config["num_experts"].as_u64().unwrap_or(1)),
-        (&["moe_shared_expert_intermediate_size", "shared_intermediate_size"], 32),
+        (&["moe_shared_expert_intermediate_size"], 32),
     ] {
         names.iter().for_each(|name| config[*name] = size.into());
+    }
+    if family.starts_with("granite") {
+        config["shared_intermediate_size"] = 32.into();
     }
     let kinds: &[&str] = match family {
         "nemotron_h" => &["mamba", "moe", "mlp"],
@@ -111,7 +119,7 @@ fn recurrent(config: &mut Value, family: &str, interval: usize, layers: usize) {
     };
     let kind = |i: usize| match (i + 1).is_multiple_of(interval) {
         true => "full_attention",
-        false => kinds[i % interval % kinds.len()],
+        false => kinds[(i - i / interval) % kinds.len()],
     };
     config["layer_types"] = (0..layers).map(kind).collect();
 }
@@ -131,8 +139,8 @@ fn compressed(config: &mut Value, family: &str, interval: usize, layers: usize) 
         "gemma4" => {
             let shared = if interval > 1 && layers >= 2 * interval { 2 } else { 0 };
             json!({"global_head_dim": 32, "attention_k_eq_v": true, "num_kv_shared_layers": shared,
-                "hidden_size_per_layer_input": 16, "enable_moe_block": true, "top_k_experts": config["num_experts_per_tok"],
-                "rope_parameters": null})
+                "hidden_size_per_layer_input": 16, "enable_moe_block": true,
+                "top_k_experts": config["num_experts_per_tok"], "rope_parameters": null})
         }
         _ => return,
     };

@@ -16,8 +16,9 @@ pub const MOST_TAPS: usize = 8;
 /// The most query heads that share a key head.
 pub const MOST_SHARED_HEADS: usize = 128;
 
-/// The most numbers of a key, and of its value if it has one of its own, where keys are chosen.
-pub const MOST_GATHERED: usize = 1024;
+/// The most numbers of a key, and of its value if it has one of its own, where keys are chosen; and of a value that is a
+/// part of its key.
+pub const MOST_KEY: usize = 1024;
 
 type Checked = Result<Shape, String>;
 
@@ -121,27 +122,7 @@ impl Op {
                 })?;
                 Ok(Shape { cols: m.experts * m.rows, ..s })
             }
-            Self::Route { logits, k, scoring, bias, table, gain } => {
-                let s = of(logits);
-                ensure(k > 0 && k <= s.cols, || format!("{k} of {} experts", s.cols))?;
-                for each in bias.into_iter().chain(gain) {
-                    let len = vector(each)?;
-                    ensure(len == s.cols, || format!("a vector of {len}, {} experts", s.cols))?;
-                }
-                if let Some(table) = table {
-                    tokens(s)?;
-                    let len = vector(table)?;
-                    ensure(len.is_multiple_of(k), || format!("a table of {len} for {k} experts"))?;
-                }
-                if let Some(Groups { count, keep }) = scoring.groups {
-                    let whole = count > 0 && s.cols.is_multiple_of(count) && s.cols / count > 1;
-                    let enough = keep > 0 && keep <= count && keep * (s.cols / count.max(1)) >= k;
-                    ensure(whole && enough, || {
-                        format!("{k} of {} experts, {keep} of {count} groups", s.cols)
-                    })?;
-                }
-                Ok(Shape { cols: 2 * k, ..s })
-            }
+            Self::Route { logits, .. } => self.route(of(logits)),
             Self::ExpertsUp { x, routing, gate, up, bias, f } => {
                 let u = matrix(up)?;
                 let g = matrix(gate.unwrap_or(up))?;
@@ -170,6 +151,30 @@ impl Op {
             }
             _ => unreachable!("another rule's operation"),
         }
+    }
+
+    fn route(&self, s: Shape) -> Checked {
+        let Self::Route { k, scoring, bias, table, gain, .. } = *self else {
+            unreachable!("another rule's operation")
+        };
+        ensure(k > 0 && k <= s.cols, || format!("{k} of {} experts", s.cols))?;
+        for each in bias.into_iter().chain(gain) {
+            let len = vector(each)?;
+            ensure(len == s.cols, || format!("a vector of {len}, {} experts", s.cols))?;
+        }
+        if let Some(table) = table {
+            tokens(s)?;
+            let len = vector(table)?;
+            ensure(len.is_multiple_of(k), || format!("a table of {len} for {k} experts"))?;
+        }
+        if let Some(Groups { count, keep }) = scoring.groups {
+            let whole = count > 0 && s.cols.is_multiple_of(count) && s.cols / count > 1;
+            let enough = keep > 0 && keep <= count && keep * (s.cols / count.max(1)) >= k;
+            ensure(whole && enough, || {
+                format!("{k} of {} experts, {keep} of {count} groups", s.cols)
+            })?;
+        }
+        Ok(Shape { cols: 2 * k, ..s })
     }
 
     fn recurrent_shape(&self, of: &impl Fn(Id) -> Shape) -> Checked {
@@ -217,8 +222,8 @@ impl Op {
                         format!("a choice of every {every}, entries of every {unit}")
                     })?;
                     let numbers = gathered(keys, values);
-                    ensure(numbers <= MOST_GATHERED, || {
-                        format!("a choice of keys of {numbers}, at most {MOST_GATHERED}")
+                    ensure(numbers <= MOST_KEY, || {
+                        format!("a choice of keys of {numbers}, at most {MOST_KEY}")
                     })?;
                 }
                 Ok(s)
@@ -269,7 +274,8 @@ impl Op {
                 dv
             }
             Values::Keys { dim: dv } => {
-                ensure(dv > 0 && dv <= dim, || format!("values of {dv} in keys of {dim}"))?;
+                let fits = dv > 0 && dv <= dim && dv <= MOST_KEY;
+                ensure(fits, || format!("values of {dv} in keys of {dim}, at most {MOST_KEY}"))?;
                 dv
             }
         };

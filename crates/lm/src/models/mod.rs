@@ -48,6 +48,9 @@ pub fn load(
     let (read, adapted) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
     // MLX adds the 1 to the norms of these families when it saves them.
     let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
+    let in_weights = mlx
+        .then(|| Config { multipliers: config.multipliers.in_weights(config), ..config.clone() });
+    let config = in_weights.as_ref().unwrap_or(config);
     let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
     let w = &w.with_progress(&read, progress).with_adapter(&adapted);

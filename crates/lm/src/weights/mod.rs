@@ -16,7 +16,7 @@ use longrun_array::{Format, MatrixSpec, Runtime, Weight};
 
 use draw::{Draw, bf16};
 pub(crate) use host::HostMatrix;
-pub(crate) use leftovers::nothing_is_left;
+pub(crate) use leftovers::{is_harmless, nothing_is_left};
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
@@ -364,6 +364,7 @@ impl<'a> Weights<'a> {
                 format!("experts.{name}"),
                 format!("experts.{name}.weight"),
                 format!("switch_mlp.{name}.weight"),
+                format!("experts.switch_glu.{name}.weight"),
             ];
             if let Some(stacked) = stacked.iter().find(|n| c.raw(&self.full(n)).is_some()) {
                 return self.stack(stacked, experts, [rows, cols]);

@@ -5,13 +5,20 @@
 //! not depend on how its prompt was cut, on its neighbours or on threads. Entries follow positions. What was chosen
 //! is gathered into tiles in the order of its list, so it costs what was chosen and not what there is.
 
-use std::ops::{Range, RangeInclusive};
+mod plain;
+mod tile;
+
+use std::ops::RangeInclusive;
+
+pub(super) use plain::reference;
+pub(super) use tile::scores;
+use tile::{Running, Tile, merge_keys, merge_tile};
 
 use super::context::{Context, StateMem};
-use super::lanes::{LANES, exp, fold, per_isa, tanh};
+use super::lanes::LANES;
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
-use crate::op::{MOST_GATHERED, Values};
+use crate::op::{MOST_KEY, Values};
 use crate::state::{StateKind, StateRef};
 
 /// Writes row `t` of `x` at its position, for every token; or at its group's entry, for the last token of each group.
@@ -98,8 +105,8 @@ impl Spec<'_> {
     }
 }
 
-/// The most query heads of a piece of work.
-const TOGETHER: usize = 16;
+/// The most query heads of a piece of work: one lane each where they share their values with the keys.
+const TOGETHER: usize = LANES;
 
 /// Softmax attention; a piece of work is one token and some query heads that share a key head.
 pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
@@ -110,11 +117,10 @@ pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
     let cost = together * spec.longest(c) * (dim + dv) / 16;
     let memory = Memory::new(c, &spec);
     out.for_groups(c.pool, together * dv, cost, |t, piece, out| {
-        let first = piece * together;
+        let first = piece * together; // of its heads
         let sink = |h: usize| spec.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[first + h]);
         let start = |h: usize| if h < together { Running::from(sink(h)) } else { Running::START };
-        out.fill(0.0);
-        let mut piece = Piece {
+        let piece = Piece {
             c,
             spec,
             memory,
@@ -123,25 +129,42 @@ pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
             head: first / per_key,
             q: &q.row(t)[first * dim..][..together * dim],
             runs: std::array::from_fn(start),
-            out,
+            sums: Sums::Rows(&mut []),
         };
-        match (spec.chosen, spec.entries) {
-            (None, None) => piece.positions(),
-            (None, Some(entries)) => {
-                piece.positions();
-                piece.entries(entries);
-            }
-            (Some((list, _)), Some(entries)) => {
-                piece.positions();
-                piece.chosen_entries(list.row(t), entries);
-            }
-            (Some((list, every)), None) => piece.chosen_positions(list.row(t), every),
-        }
-        let Piece { runs, out, .. } = piece;
-        for (run, out) in runs.iter().zip(out.chunks_exact_mut(dv)) {
-            out.iter_mut().for_each(|o| *o /= run.sum);
+        match spec.values {
+            Values::Of(_) => by_rows(piece, t, dv, out),
+            Values::Keys { .. } => turned(piece, t, dv, out),
         }
     });
+}
+
+/// Runs a piece with sums in the layout of the result, `[heads, dv]`.
+fn by_rows(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32]) {
+    out.fill(0.0);
+    let piece = Piece { sums: Sums::Rows(&mut *out), ..piece };
+    let runs = piece.look(t);
+    for (run, out) in runs.iter().zip(out.chunks_exact_mut(dv)) {
+        out.iter_mut().for_each(|o| *o /= run.sum);
+    }
+}
+
+/// Runs a piece with a lane for each head, `[dv, TOGETHER]`.
+#[inline(never)]
+fn turned(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32]) {
+    let mut sums = [[0.0; TOGETHER]; MOST_KEY];
+    let piece = Piece { sums: Sums::Turned(&mut sums[..dv]), ..piece };
+    let runs = piece.look(t);
+    for (h, (run, out)) in runs.iter().zip(out.chunks_exact_mut(dv)).enumerate() {
+        out.iter_mut().zip(&sums).for_each(|(o, sum)| *o = sum[h] / run.sum);
+    }
+}
+
+/// The weighted values so far.
+enum Sums<'a> {
+    /// `[heads, dv]`
+    Rows(&'a mut [f32]),
+    /// `[dv, TOGETHER]`
+    Turned(&'a mut [[f32; TOGETHER]]),
 }
 
 /// The states that attention reads.
@@ -179,10 +202,27 @@ struct Piece<'a> {
     head: usize,
     q: &'a [f32],
     runs: [Running; TOGETHER],
-    out: &'a mut [f32],
+    sums: Sums<'a>,
 }
 
 impl Piece<'_> {
+    /// Over everything that token `t` sees.
+    fn look(mut self, t: usize) -> [Running; TOGETHER] {
+        match (self.spec.chosen, self.spec.entries) {
+            (None, None) => self.positions(),
+            (None, Some(entries)) => {
+                self.positions();
+                self.entries(entries);
+            }
+            (Some((list, _)), Some(entries)) => {
+                self.positions();
+                self.chosen_entries(list.row(t), entries);
+            }
+            (Some((list, every)), None) => self.chosen_positions(list.row(t), every),
+        }
+        self.runs
+    }
+
     /// Every position in the window, tile by tile.
     fn positions(&mut self) {
         let (_, dim, dv) = self.spec.dims();
@@ -194,8 +234,11 @@ impl Piece<'_> {
             self.merge(Tile {
                 // SAFETY: no kernel writes states while attention runs.
                 k: unsafe { keys.read(block, head * dim * BLOCK, dim * BLOCK) },
-                // SAFETY: as above.
-                v: values.as_ref().map(|v| unsafe { v.read(block, head * dv * BLOCK, dv * BLOCK) }),
+                v: match &values {
+                    // SAFETY: as above.
+                    Some(values) => unsafe { values.read(block, head * dv * BLOCK, dv * BLOCK) },
+                    None => &[],
+                },
                 from: first.saturating_sub(j * BLOCK),
                 to: (last + 1 - j * BLOCK).min(BLOCK),
             });
@@ -212,7 +255,7 @@ impl Piece<'_> {
             let at = self.head * dim * BLOCK;
             // SAFETY: no kernel writes states while attention runs.
             let k = unsafe { memory.read(block, at, dim * BLOCK) };
-            self.merge(Tile { k, v: None, from: 0, to: (count - j * BLOCK).min(BLOCK) });
+            self.merge(Tile { k, v: &[], from: 0, to: (count - j * BLOCK).min(BLOCK) });
         }
     }
 
@@ -239,7 +282,7 @@ impl Piece<'_> {
     ) {
         let (_, dim, dv) = self.spec.dims();
         let head = self.head;
-        let mut buffer = [0.0f32; MOST_GATHERED * BLOCK];
+        let mut buffer = [0.0f32; MOST_KEY * BLOCK];
         let (k, v) = buffer.split_at_mut(dim * BLOCK);
         let mut filled = 0;
         for (block, at) in places {
@@ -254,213 +297,27 @@ impl Piece<'_> {
             }
             filled += 1;
             if filled == BLOCK {
-                self.merge(Tile { k, v: values.map(|_| &*v), from: 0, to: BLOCK });
+                self.merge(Tile { k, v, from: 0, to: BLOCK });
                 filled = 0;
             }
         }
         if filled > 0 {
-            self.merge(Tile { k, v: values.map(|_| &*v), from: 0, to: filled });
+            self.merge(Tile { k, v, from: 0, to: filled });
         }
     }
 
     fn merge(&mut self, tile: Tile<'_>) {
         let (_, dim, dv) = self.spec.dims();
         let (scale, softcap) = (self.spec.scale, self.spec.softcap.unwrap_or(0.0));
-        let heads = self.q.chunks_exact(dim).zip(self.out.chunks_exact_mut(dv));
-        for ((q, acc), run) in heads.zip(&mut self.runs) {
-            merge_tile(self.c.isa, run, acc, q, tile, scale, softcap);
-        }
-    }
-}
-
-/// The softmax so far: weights are `e^(score - max)`.
-#[derive(Clone, Copy)]
-pub(super) struct Running {
-    max: f32,
-    sum: f32,
-}
-
-impl Running {
-    const START: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
-
-    /// One score without a value; `-inf` is none.
-    fn from(sink: f32) -> Self {
-        if sink == f32::NEG_INFINITY { Self::START } else { Self { max: sink, sum: 1.0 } }
-    }
-}
-
-/// One block of keys `[dim, BLOCK]` and values `[BLOCK, dv]`, of which `from..to` are visible. Without values, the first
-/// numbers of each key are its value.
-#[derive(Clone, Copy)]
-pub(super) struct Tile<'a> {
-    k: &'a [f32],
-    v: Option<&'a [f32]>,
-    from: usize,
-    to: usize,
-}
-
-per_isa! {
-    /// Adds a tile to one query head's running softmax; `acc` is `[dv]`, the weighted values so far.
-    fn merge_tile(run: &mut Running, acc: &mut [f32], q: &[f32], tile: Tile<'_>, scale: f32, softcap: f32) {
-        let mut s = scores(q, tile.k);
-        let mut max = run.max;
-        for (p, s) in s.iter_mut().enumerate() {
-            *s *= scale;
-            if softcap != 0.0 {
-                *s = softcap * tanh(*s / softcap);
+        let (isa, runs) = (self.c.isa, &mut self.runs);
+        match &mut self.sums {
+            Sums::Rows(rows) => {
+                let heads = self.q.chunks_exact(dim).zip(rows.chunks_exact_mut(dv));
+                for ((q, acc), run) in heads.zip(runs) {
+                    merge_tile(isa, run, acc, q, tile, scale, softcap);
+                }
             }
-            if p < tile.from || p >= tile.to {
-                *s = f32::NEG_INFINITY;
-            }
-        }
-        for s in s {
-            max = if s > max { s } else { max };
-        }
-        if max == f32::NEG_INFINITY {
-            return;
-        }
-        let mut lane = [0.0f32; LANES];
-        for half in 0..BLOCK / LANES {
-            for l in 0..LANES {
-                let s = &mut s[half * LANES + l];
-                *s = exp(*s - max);
-                lane[l] += *s;
-            }
-        }
-        let keep = exp(run.max - max);
-        run.sum = run.sum * keep + fold(lane);
-        run.max = max;
-        match tile.v {
-            Some(v) => weigh_values(acc, keep, &s, v, tile.from..tile.to),
-            None => weigh_keys(acc, keep, &s, tile),
-        }
-    }
-}
-
-/// `q . k[:, p]` for each position of a tile.
-#[inline(always)]
-pub(super) fn scores(q: &[f32], k: &[f32]) -> [f32; BLOCK] {
-    let mut a = [0.0f32; LANES];
-    let mut b = [0.0f32; LANES];
-    for (q, k) in q.iter().zip(k.as_chunks::<BLOCK>().0) {
-        let (low, high) = k.split_at(LANES);
-        a.iter_mut().zip(low).for_each(|(a, k)| *a = k.mul_add(*q, *a));
-        b.iter_mut().zip(high).for_each(|(b, k)| *b = k.mul_add(*q, *b));
-    }
-    std::array::from_fn(|p| if p < LANES { a[p] } else { b[p - LANES] })
-}
-
-/// `acc = acc * keep + sum over visible p of s[p] * v[p]`
-#[inline(always)]
-fn weigh_values(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], v: &[f32], seen: Range<usize>) {
-    let dv = acc.len();
-    let (wide, rest) = acc.as_chunks_mut::<{ 2 * LANES }>();
-    for (i, acc) in wide.iter_mut().enumerate() {
-        weigh_lanes(acc, keep, s, (v, &seen), (dv, i * 2 * LANES));
-    }
-    let (half, rest) = rest.as_chunks_mut::<LANES>();
-    let at = dv - half.len() * LANES - rest.len();
-    for acc in half {
-        weigh_lanes(acc, keep, s, (v, &seen), (dv, at));
-    }
-    let at = dv - rest.len();
-    for (i, acc) in rest.iter_mut().enumerate() {
-        weigh_lanes(std::array::from_mut(acc), keep, s, (v, &seen), (dv, at + i));
-    }
-}
-
-/// [`weigh_values`] for the columns `at..at + N` of values with `dv` columns.
-#[inline(always)]
-fn weigh_lanes<const N: usize>(
-    acc: &mut [f32; N],
-    keep: f32,
-    s: &[f32; BLOCK],
-    (v, seen): (&[f32], &Range<usize>),
-    (dv, at): (usize, usize),
-) {
-    let mut sum = acc.map(|a| a * keep);
-    for (p, weight) in s.iter().enumerate().take(seen.end).skip(seen.start) {
-        let v: &[f32; N] = v[p * dv + at..].first_chunk().expect("in the tile");
-        for (sum, v) in sum.iter_mut().zip(v) {
-            *sum = weight.mul_add(*v, *sum);
-        }
-    }
-    *acc = sum;
-}
-
-/// [`weigh_values`] of values that lie in the rows of the keys: each row's sum is one of lanes.
-#[inline(always)]
-fn weigh_keys(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], tile: Tile<'_>) {
-    let whole = tile.from == 0 && tile.to == BLOCK;
-    for (acc, k) in acc.iter_mut().zip(tile.k.as_chunks::<BLOCK>().0) {
-        let mut k = *k;
-        if !whole {
-            // What is not visible may be anything, and 0 times that not 0.
-            k[..tile.from].fill(0.0);
-            k[tile.to..].fill(0.0);
-        }
-        let lane = std::array::from_fn(|l| k[LANES + l].mul_add(s[LANES + l], k[l] * s[l]));
-        *acc = acc.mul_add(keep, fold(lane));
-    }
-}
-
-/// Where a reference looks: in the entries or the keys, the block, and the place in it.
-type Place = (bool, usize, usize);
-
-/// Everything that token `t` sees, in order.
-fn places(c: &Context<'_>, spec: &Spec<'_>, t: usize) -> Vec<Place> {
-    let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
-    let at = |state: StateRef, n: usize| (c.b.block(state.table, row, n / BLOCK), n % BLOCK);
-    let key = |p: usize| (false, at(spec.keys, p).0, at(spec.keys, p).1);
-    let Some(entries) = spec.entries else {
-        return match spec.chosen {
-            None => spec.visible(pos).map(key).collect(),
-            Some((list, every)) => {
-                spec.chosen_positions(pos, list.row(t), every).map(key).collect()
-            }
-        };
-    };
-    let mut seen: Vec<usize> = (0..(pos + 1) / entries.every).collect();
-    if let Some((list, _)) = spec.chosen {
-        let chosen: Vec<usize> = units(list.row(t)).collect();
-        seen.retain(|e| chosen.contains(e));
-    }
-    let entry = |e: usize| (true, at(entries, e).0, at(entries, e).1);
-    spec.visible(pos).map(key).chain(seen.into_iter().map(entry)).collect()
-}
-
-/// The plain twin of [`attention`]: two passes over what a token sees.
-pub(super) fn reference(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
-    let memory = Memory::new(c, &spec);
-    let (kv_heads, dim, dv) = spec.dims();
-    let per_key = spec.heads / kv_heads;
-    for (t, h) in (0..q.rows).flat_map(|t| (0..spec.heads).map(move |h| (t, h))) {
-        let places = places(c, &spec, t);
-        let number = |&(entry, block, at): &Place, d: usize| {
-            let mem = if entry { memory.entries.unwrap_or(memory.keys) } else { memory.keys };
-            // SAFETY: no kernel writes states while attention runs.
-            unsafe { mem.read(block, (h / per_key * dim + d) * BLOCK + at, 1)[0] }
-        };
-        let value = |place: &Place, d: usize| match memory.values {
-            // SAFETY: as above.
-            Some(v) => unsafe { v.read(place.1, (h / per_key * BLOCK + place.2) * dv + d, 1)[0] },
-            None => number(place, d),
-        };
-        let q = &q.row(t)[h * dim..][..dim];
-        let score = |place: &Place| {
-            let dot: f32 = q.iter().enumerate().map(|(d, q)| q * number(place, d)).sum();
-            spec.softcap.map_or(spec.scale * dot, |c| c * (spec.scale * dot / c).tanh())
-        };
-        let mut weights: Vec<f32> = places.iter().map(score).collect();
-        let sink = spec.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
-        let max = weights.iter().copied().fold(sink, f32::max);
-        weights.iter_mut().for_each(|weight| *weight = (*weight - max).exp());
-        let sum = (sink - max).exp() + weights.iter().sum::<f32>();
-        // SAFETY: one thread, one piece at a time.
-        let out = unsafe { out.piece(t, h * dv, dv) };
-        for (d, o) in out.iter_mut().enumerate() {
-            let seen = weights.iter().zip(&places);
-            *o = seen.map(|(weight, place)| weight / sum * value(place, d)).sum();
+            Sums::Turned(turned) => merge_keys(isa, runs, turned, self.q, tile, scale, softcap),
         }
     }
 }
