@@ -51,7 +51,7 @@ impl ShortConv {
 }
 
 enum TokenMixer {
-    Conv(ShortConv),
+    Conv(Box<ShortConv>),
     Attention(Box<Attention>),
 }
 
@@ -69,7 +69,9 @@ impl Layer {
         Ok(Self {
             mixer_norm: w.norm("operator_norm", c.hidden)?,
             mixer: match c.mixers[i] {
-                Mixer::Linear => TokenMixer::Conv(ShortConv::load(&w.at("conv"), c, conv, caches)?),
+                Mixer::Linear => {
+                    TokenMixer::Conv(Box::new(ShortConv::load(&w.at("conv"), c, conv, caches)?))
+                }
                 _ => {
                     let w = w.at("self_attn");
                     TokenMixer::Attention(Box::new(Attention::load(&w, c, i, caches, kind)?))
