@@ -316,14 +316,18 @@ pub(super) fn ropes(
     if given.is_none() && matches!(family, Family::GptOss | Family::Ministral3) {
         return Err(f.missing("rope_parameters"));
     }
+    let base = match family {
+        Family::Gemma3 => f.number("rope_local_base_freq")?.unwrap_or(1e4),
+        _ => default,
+    };
     let kinds = given.and_then(|v| Some((v.get("full_attention")?, v.get("sliding_attention")?)));
     let (rope, sliding) = if let Some((full, sliding)) = kinds {
-        let local = if family == Family::Gemma3 { 1e4 } else { theta.unwrap_or(default) };
+        let local = if family == Family::Gemma3 { base } else { theta.unwrap_or(default) };
         (read(Some(full), theta.unwrap_or(default))?, Some(read(Some(sliding), local)?))
     } else {
         let rope = read(given, theta.unwrap_or(default))?;
         let local = match family {
-            Family::Gemma3 => Some(f.number("rope_local_base_freq")?.unwrap_or(1e4)),
+            Family::Gemma3 => Some(base),
             Family::Olmo3 => Some(theta.unwrap_or(default)),
             _ => None,
         };

@@ -9,14 +9,15 @@ use serde_json::{Map, Value, json};
 use super::Options;
 use super::plan::{Plan, Stored};
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, Family};
+use crate::config::{Config, Family, Mixer};
 use crate::error::{Error, Result};
 use crate::rope::RopeSpec;
 use longrun_array::quant::encode::Float;
 
-/// Whether mlx-lm has a class for the family.
-pub(super) fn is_known_to_mlx(family: Family) -> bool {
-    !matches!(family, Family::DeepSeekV4 | Family::Glm5Next | Family::DeadValues)
+/// Whether mlx-lm has a class for the family, under the name that the config has.
+pub(super) fn is_known_to_mlx(family: Family, json: &Value) -> bool {
+    let unknown = matches!(family, Family::DeepSeekV4 | Family::Glm5Next | Family::DeadValues);
+    !unknown && json["model_type"] != "granitemoeshared"
 }
 
 /// Fields that speak of what is not written.
@@ -99,7 +100,12 @@ fn default(all: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
 fn positions(source: &Checkpoint, shape: &Config, all: &mut Map<String, Value>) -> Result<()> {
     let mut rope = all.get("rope_parameters").cloned().unwrap_or_default();
     if let Some(local) = rope.get("sliding_attention") {
-        default(all, "rope_local_base_freq", local["rope_theta"].clone());
+        match shape.family {
+            Family::Gemma3 => default(all, "rope_local_base_freq", local["rope_theta"].clone()),
+            // Its class reads the nested object.
+            Family::Gemma4 => return Ok(()),
+            _ => {}
+        }
         rope = rope["full_attention"].clone();
     }
     let Some(fields) = rope.as_object_mut() else { return Ok(()) };
@@ -170,7 +176,7 @@ fn spellings(shape: &Config, all: &mut Map<String, Value>) {
     let text = |all: &Map<String, Value>, name: &str| all.get(name).cloned().unwrap_or_default();
     match shape.family {
         Family::Qwen3Moe | Family::Qwen2Moe | Family::Qwen3Next | Family::Qwen35Moe => {
-            let experts = text(all, "num_local_experts");
+            let experts = all.shift_remove("num_local_experts").unwrap_or_default();
             default(all, "num_experts", experts);
             default(all, "mlp_only_layers", json!([]));
             default(all, "decoder_sparse_step", 1);
@@ -185,17 +191,38 @@ fn spellings(shape: &Config, all: &mut Map<String, Value>) {
             let kinds: Vec<Value> = kinds.map(granite_layer).collect();
             all.insert("layer_types".to_owned(), kinds.into());
             default(all, "position_embedding_type", "nope");
+            if shape.moe.is_none() {
+                all.insert("intermediate_size".to_owned(), shape.intermediate.into());
+            }
         }
         Family::Lfm2 => default(all, "block_dim", shape.hidden),
+        Family::Gemma4 => {
+            let dim = shape.gemma4.as_ref().map(|gemma4| gemma4.global_dim);
+            default(all, "global_head_dim", dim);
+            let heads = shape.gemma4.as_ref().map(|gemma4| gemma4.global_kv_heads);
+            default(all, "num_global_key_value_heads", heads);
+        }
         Family::Mamba2 => {
             let inner = ["num_heads", "head_dim"].map(|name| text(all, name).as_u64());
             let inner = inner.into_iter().product::<Option<u64>>();
             default(all, "intermediate_size", inner);
         }
+        Family::NemotronH => {
+            // The least of initialisation is a limit, too, which the class does not know.
+            let infinity = || json!({ "__float__": "Infinity" });
+            let number = |x: f32| if x.is_finite() { json!(x) } else { infinity() };
+            if let Some(ssm) = &shape.ssm {
+                let limits = json!([number(ssm.limits.0), number(ssm.limits.1)]);
+                all.insert("time_step_limit".to_owned(), limits);
+            }
+        }
         Family::KimiLinear => default(all, "rope_theta", 10_000.0),
         Family::Gemma3 => {
             let pattern = text(all, "_sliding_window_pattern");
             default(all, "sliding_window_pattern", pattern);
+            // The class knows a rhythm only, and GGUF files a list only.
+            let first = shape.mixers.iter().position(|mixer| *mixer == Mixer::Full);
+            default(all, "sliding_window_pattern", first.map_or(shape.layers + 1, |i| i + 1));
         }
         _ => {}
     }

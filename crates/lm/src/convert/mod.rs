@@ -86,7 +86,7 @@ pub fn convert(
 
 fn notes(source: &Checkpoint, shape: &Config) -> Vec<String> {
     let mut notes = Vec::new();
-    if !config::is_known_to_mlx(shape.family) {
+    if !config::is_known_to_mlx(shape.family, source.config()) {
         let name = shape.family.name();
         notes.push(format!("mlx-lm has no {name}: only longrun can read the result"));
     }

@@ -222,14 +222,17 @@ impl Planner<'_> {
         let (shape, json) = (self.shape, self.source.config());
         if shape.family == Family::FalconH1 && !self.is_mlx {
             let times = tensor::falcon_factor(json, path)?;
-            return Ok(Part { times, ..part });
+            // Each number of a bias is a row of its own.
+            let [matrices, rows, cols] = part.view;
+            let view = if times.len() > 1 && rows == 1 { [matrices, cols, 1] } else { part.view };
+            return Ok(Part { times, view, ..part });
         }
         let is = |end: &str| path.ends_with(end);
         if json["norm_weight_shifted"] == true && is("norm.weight") {
             return Ok(Part { add: -1.0, ..part });
         }
         let rotated = ["q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias"];
-        if shape.rope_interleaved && rotated.iter().any(|end| is(end)) {
+        if json["rope_interleaved"] == true && rotated.iter().any(|end| is(end)) {
             // Rows of a head are (0, d/2, 1, d/2 + 1, ..); the layout has them in their natural order.
             let [matrices, rows, cols] = part.view;
             let view = if is(".bias") { [matrices, cols, rows] } else { [matrices, rows, cols] };

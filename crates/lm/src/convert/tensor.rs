@@ -58,31 +58,28 @@ pub(super) fn falcon_factor(json: &Value, path: &str) -> Result<Vec<f32>> {
         Some(list) => Err(Error::file(format!("{} of {count} factors", list.len())).at(name)),
     };
     let Some((module, kind)) = path.rsplit_once('.') else { return Ok(Vec::new()) };
-    let stem = module.rsplit('.').next().unwrap_or(module);
-    let factor = match stem {
-        "embed_tokens" => number("embedding_multiplier")?,
-        "lm_head" => number("lm_head_multiplier")?,
-        "q_proj" | "v_proj" => number("attention_in_multiplier")?,
-        "k_proj" => number("attention_in_multiplier")? * number("key_multiplier")?,
-        "o_proj" => number("attention_out_multiplier")?,
-        "out_proj" => number("ssm_out_multiplier")?,
-        "gate_proj" => listed("mlp_multipliers", 2)?[0],
-        "down_proj" => listed("mlp_multipliers", 2)?[1],
+    // A factor on what goes into a projection is none of its bias.
+    let (into, out) = match module.rsplit('.').next().unwrap_or(module) {
+        "embed_tokens" => (1.0, number("embedding_multiplier")?),
+        "lm_head" => (1.0, number("lm_head_multiplier")?),
+        "q_proj" | "v_proj" => (number("attention_in_multiplier")?, 1.0),
+        "k_proj" => (number("attention_in_multiplier")?, number("key_multiplier")?),
+        "o_proj" => (1.0, number("attention_out_multiplier")?),
+        "out_proj" => (1.0, number("ssm_out_multiplier")?),
+        "gate_proj" => (1.0, listed("mlp_multipliers", 2)?[0]),
+        "down_proj" => (1.0, listed("mlp_multipliers", 2)?[1]),
         "in_proj" => {
-            let (factors, all) = (listed("ssm_multipliers", 5)?, number("ssm_in_multiplier")?);
+            let into = if kind == "bias" { 1.0 } else { number("ssm_in_multiplier")? };
             let inner = f.size("mamba_d_ssm")?;
             let groups = f.size("mamba_n_groups")? * f.size("mamba_d_state")?;
             let sizes = [inner, inner, groups, groups, f.size("mamba_n_heads")?];
+            let factors = listed("ssm_multipliers", 5)?;
             let rows = factors.iter().zip(sizes);
-            return Ok(rows.flat_map(|(x, n)| std::iter::repeat_n(all * x, n)).collect());
+            return Ok(rows.flat_map(|(x, n)| std::iter::repeat_n(into * x, n)).collect());
         }
         _ => return Ok(Vec::new()),
     };
-    match kind {
-        "weight" => Ok(vec![factor]),
-        _ if factor == 1.0 => Ok(Vec::new()),
-        other => Err(Error::unsupported(format!("a {other} of a projection with a factor"))),
-    }
+    Ok(vec![if kind == "bias" { out } else { into * out }])
 }
 
 /// Matrix `i` of `part`, of its tensor `view`; with what an adapter adds.
