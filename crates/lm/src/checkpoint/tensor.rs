@@ -93,12 +93,15 @@ impl RawDtype {
             12 => Format::Q4_K,
             13 => Format::Q5_K,
             14 => Format::Q6_K,
+            20 => Format::IQ4_NL,
+            23 => Format::IQ4_XS,
             30 => Format::BF16,
+            39 => Format::MXFP4,
             other => return Self::Ggml(other),
         })
     }
 
-    /// The name that users know: `bf16`, `q4_k`, `affine4/64`, `u32`, `iq4_xs (GGUF type 23)`.
+    /// The name that users know: `bf16`, `q4_k`, `affine4/64`, `u32`, `iq3_s (GGUF type 21)`.
     pub fn name(self) -> Cow<'static, str> {
         match self {
             Self::Weight(format) => format.name(),
@@ -127,10 +130,8 @@ fn ggml_name(number: u32) -> Option<&'static str> {
         17 => "iq2_xs",
         18 => "iq3_xxs",
         19 => "iq1_s",
-        20 => "iq4_nl",
         21 => "iq3_s",
         22 => "iq2_s",
-        23 => "iq4_xs",
         24 => "i8",
         25 => "i16",
         26 => "i32",
@@ -139,7 +140,6 @@ fn ggml_name(number: u32) -> Option<&'static str> {
         29 => "iq1_m",
         34 => "tq1_0",
         35 => "tq2_0",
-        39 => "mxfp4",
         _ => return None,
     })
 }
