@@ -38,15 +38,34 @@ fn whole(family: &str) -> Vec<u8> {
 }
 
 fn run(family: &str) {
-    let bytes: &'static [u8] = whole(family).leak();
+    let bytes: &'static [u8] = match std::env::var("GGUF_FILE") {
+        Ok(path) => std::fs::read(path).unwrap().leak(),
+        _ => whole(family).leak(),
+    };
     let checkpoint = Checkpoint::from_embedded(Box::leak(Box::new([("m.gguf", bytes)]))).unwrap();
+    let checkpoint = match std::env::var("DIRECT") {
+        Ok(_) => Checkpoint::open(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/golden").join(family)).unwrap(),
+        _ => checkpoint,
+    };
+    if std::env::var("SHOW").is_ok() {
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/golden");
+        let golden = Checkpoint::open(&root.join(family)).unwrap();
+        let text = |c: &Checkpoint| format!("{:#?}", longrun_lm::config::Config::new(c.config()).unwrap());
+        let (a, b) = (text(&golden), text(&checkpoint));
+        let (mut a, mut b): (Vec<_>, Vec<_>) = (a.lines().collect(), b.lines().collect());
+        a.retain(|l| !text(&checkpoint).lines().any(|m| m == *l));
+        b.retain(|l| !text(&golden).lines().any(|m| m == *l));
+        println!("golden {a:?}\ngguf {b:?}");
+    }
     let vectors =
         read_vectors(&testdata(&format!("golden/{family}/golden.safetensors"))).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let rows = check(Box::new(device), &checkpoint, &vectors).unwrap();
     assert_eq!(rows.len(), 8);
-    for row in rows {
+    for row in &rows {
         println!("{family} {row:?}");
+    }
+    for row in rows {
         assert!(row.passes(1e-4), "{family}: {row:?}");
         assert!(row.same_bits, "{family}: {row:?}");
     }
