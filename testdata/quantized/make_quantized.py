@@ -130,6 +130,7 @@ def mlx_config(config):
     if "_sliding_window_pattern" in config:
         config["sliding_window_pattern"] = config["_sliding_window_pattern"]
     if rope.get("rope_type") == "yarn":
+        rope["truncate"] = True  # mlx-lm does not read it and rounds always
         config["rope_scaling"] = rope
     if "num_local_experts" in config and config["model_type"] != "gpt_oss":
         config["num_experts"] = config.pop("num_local_experts")

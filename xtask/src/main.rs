@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod compare;
+mod families;
 mod fetch;
 mod interop;
 mod prove;
@@ -19,6 +20,7 @@ cargo xtask test [--offline]          fetch, then run every test
 cargo xtask prove [--ci]              the long proofs: full size into docs/proofs.md, or CI size to the terminal
 cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds N] [--write]
                                       speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md
+cargo xtask families                  every checkpoint of testdata beside its reference, into docs/families.md
 cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table";
 
 fn main() -> ExitCode {
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         ["test", "--offline"] => test(true),
         ["prove"] => prove::full(),
         ["prove", "--ci"] => prove::small(),
+        ["families"] => families::families(),
         ["compare", rest @ ..] => compare::compare(rest),
         ["interop", rest @ ..] => interop::interop(rest),
         [] | ["help" | "--help" | "-h"] => {

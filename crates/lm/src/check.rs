@@ -3,7 +3,7 @@
 //! Owns the comparison. A vector is a prompt with the logits that a reference computed for each of its tokens, and
 //! perhaps its greedy continuation with the margin of each choice. All modes go through [`Executor::run`].
 
-use longrun_array::{Device, Limits, Wanted};
+use longrun_array::{BLOCK, Device, Limits, Wanted};
 use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
@@ -140,7 +140,8 @@ pub fn check(
 ) -> Result<Vec<Row>> {
     let config = Config::new(checkpoint.config())?;
     let longest = vectors.iter().map(|v| v.prompt.len() + v.greedy.len()).max().unwrap_or(1);
-    let room = Room { rows: 2, context: longest + 1, tokens: 2 * longest + 2, chunk: 511 };
+    let tokens = 2 * (longest + 1).next_multiple_of(BLOCK);
+    let room = Room { rows: 2, context: longest + 1, tokens, chunk: 511 };
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     let source = Source::Checkpoint(checkpoint);
     let mut exec = Executor::new(device, &config, source, setup, &|_, _| {})?;

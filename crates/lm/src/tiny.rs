@@ -110,7 +110,7 @@ fn recurrent(config: &mut Value, family: &str, interval: usize, layers: usize) {
     };
     let kind = |i: usize| match (i + 1).is_multiple_of(interval) {
         true => "full_attention",
-        false => kinds[i % interval % kinds.len()],
+        false => kinds[(i - i / interval) % kinds.len()],
     };
     config["layer_types"] = (0..layers).map(kind).collect();
 }

@@ -173,4 +173,6 @@ macro_rules! families {
     )* };
 }
 
-families!(llama mistral qwen2_moe gemma2 gemma3 smollm3 qwen3_next qwen3_moe phi3 olmo2 olmo3 glm4 glm4_moe ministral3 minimax_m2 gpt_oss lfm2 seed_oss deepseek_v3 deepseek_v32);
+families!(llama mistral qwen2_moe gemma2 gemma3 smollm3 qwen3_next qwen3_moe phi3 olmo2 olmo3 glm4 glm4_moe
+    ministral3 minimax_m2 gpt_oss lfm2 seed_oss deepseek_v3 deepseek_v32
+    mamba2 nemotron_h falcon_h1 granite granitemoehybrid kimi_linear);

@@ -64,6 +64,23 @@ fn one_file_shows_its_tensors_and_texts() {
 }
 
 #[test]
+fn an_infinity_may_be_written_bare() {
+    let config = r#"{"time_step_limit": [-Infinity, Infinity], "name": "an \"Infinity\" \\"}"#;
+    let folder = Scratch::new("infinity")
+        .with("config.json", config)
+        .with("model.safetensors", safetensors(&[norm()]));
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let config = checkpoint.config();
+    assert_eq!(config["time_step_limit"][0]["__float__"], "-Infinity");
+    assert_eq!(config["time_step_limit"][1]["__float__"], "Infinity");
+    assert_eq!(config["name"], "an \"Infinity\" \\");
+
+    let folder = Scratch::new("infinite").with("config.json", "{\"x\": Infinity, Infinity}");
+    let folder = folder.with("model.safetensors", safetensors(&[norm()]));
+    assert!(refusal(&folder).contains("not valid JSON"));
+}
+
+#[test]
 fn an_unusable_type_is_listed_and_named_when_asked_for() {
     let folder = Scratch::new("dtype")
         .with("config.json", CONFIG)

@@ -7,7 +7,7 @@ use std::fs;
 use common::{copy_of, golden, longrun, scratch};
 use serde_json::Value;
 
-const FAMILIES: [&str; 29] = [
+const FAMILIES: [&str; 41] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -37,6 +37,18 @@ const FAMILIES: [&str; 29] = [
     "ministral3_growth",
     "olmo3",
     "seed_oss",
+    "mamba2",
+    "nemotron_h",
+    "falcon_h1",
+    "granitemoehybrid",
+    "kimi_linear",
+    "falcon_h1_factors",
+    "falcon_h1_before",
+    "granitemoehybrid_dense",
+    "nemotron_h_latent",
+    "granite",
+    "granitemoeshared",
+    "kimi_linear_small",
 ];
 
 #[test]

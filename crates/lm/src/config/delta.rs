@@ -113,3 +113,37 @@ pub(super) fn kda_mixers(f: &Fields<'_>, layers: usize) -> Result<Vec<Mixer>> {
     let all: Option<Vec<Mixer>> = mixers.into_iter().collect();
     all.ok_or_else(|| Error::file(format!("not all of {layers} layers are listed")).at(KDA))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::tiny;
+    use serde_json::{Value, json};
+
+    fn kimi(own: Value) -> Result<Config> {
+        let shape = tiny::TinyShape { layers: Some(3), ..Default::default() };
+        let mut json = tiny::config("kimi_linear", shape).unwrap();
+        json.as_object_mut().unwrap().remove("layer_types");
+        json["linear_attn_config"] = own;
+        Config::loose(&json)
+    }
+
+    #[test]
+    fn the_original_object_counts_layers_from_one() {
+        let own = |full: &[usize], kda: &[usize]| json!({"num_heads": 3, "head_dim": 8, "full_attn_layers": full, "kda_layers": kda});
+        let c = kimi(own(&[2], &[1, 3])).unwrap();
+        assert_eq!(c.mixers, [Mixer::Linear, Mixer::Full, Mixer::Linear]);
+        assert_eq!(c.kda, Some(KdaConfig { heads: 3, dim: 8, taps: 4, lowest: None }));
+        for (full, kda) in
+            [(&[0, 2][..], &[1, 3][..]), (&[2], &[1]), (&[2], &[1, 2, 3]), (&[4], &[1])]
+        {
+            assert!(kimi(own(full, kda)).is_err(), "{full:?} {kda:?}");
+        }
+        let mut bounded = own(&[2], &[1, 3]);
+        bounded["gate_lower_bound"] = json!(-4.5);
+        assert_eq!(kimi(bounded.clone()).unwrap().kda.unwrap().lowest, Some(-4.5));
+        bounded["gate_lower_bound"] = json!(1);
+        assert!(kimi(bounded).is_err());
+    }
+}

@@ -99,18 +99,6 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes a field that changes nothing: absent, false, or this number.
-    pub(super) fn neutral(&self, name: &str, number: f64) -> Result<()> {
-        match self.get(name) {
-            None | Some(Value::Bool(false)) => Ok(()),
-            Some(value) if value.as_f64() == Some(number) => Ok(()),
-            Some(value) => {
-                let what = format!("{value} would change the maths, and is not known here");
-                Err(Error::unsupported(what).at(name))
-            }
-        }
-    }
-
     pub(crate) fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>> {
         match self.get(name) {
             None => Ok(None),

@@ -228,7 +228,10 @@ fn tied(f: &Fields<'_>, family: Family) -> Result<bool> {
     if family == Family::Lfm2 && f.get("tie_embedding").is_some() {
         return f.bool_or("tie_embedding", true);
     }
-    f.bool_or("tie_word_embeddings", family.is_gemma() || family == Family::Lfm2)
+    let name = "tie_word_embeddings";
+    // A model with towers says it outside, where its text part may have the default.
+    let outside = f.outer.get(name) == Some(&Value::Bool(true));
+    Ok(f.bool_or(name, family.is_gemma() || family == Family::Lfm2)? || outside)
 }
 
 fn check_activation(f: &Fields<'_>, family: Family) -> Result<()> {

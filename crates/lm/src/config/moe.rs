@@ -92,8 +92,7 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
 
 fn shared(f: &Fields<'_>, family: Family, intermediate: usize) -> Result<usize> {
     match family {
-        Family::Qwen3Moe | Family::Mixtral | Family::GptOss => Ok(0),
-        Family::MiniMaxM2 => f.neutral("shared_intermediate_size", 0.0).map(|()| 0),
+        Family::Qwen3Moe | Family::Mixtral | Family::MiniMaxM2 | Family::GptOss => Ok(0),
         Family::Qwen2Moe | Family::Qwen3Next | Family::Qwen35Moe => {
             f.size("shared_expert_intermediate_size")
         }
@@ -158,9 +157,9 @@ fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
 
 /// Some families have plain layers first, some in between, some by list.
 fn sparse(f: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
-    // Read even where a list says more.
     let (every, first) = (f.size_or("decoder_sparse_step", 1)?, f.count("first_k_dense_replace")?);
     let freq = f.size_or("moe_layer_freq", 1)?;
+    // A list says it all, whatever stands beside it.
     if let Some(list) = f.list("mlp_layer_types")? {
         if list.len() != layers {
             let what = format!("{} entries for {layers} layers", list.len());

@@ -134,6 +134,11 @@ pub(super) fn ssm(f: &Fields<'_>, family: Family, hidden: usize) -> Result<Optio
         Family::FalconH1 if f.bool_or("mamba_norm_before_gate", true)? => SsmGate::AfterNorm,
         _ => SsmGate::BeforeNorm,
     };
+    let mut limits = limits(f, given(f, names.limits))?;
+    if family == Family::NemotronH {
+        // Its own code takes the least of initialisation as a limit, too.
+        limits.0 = limits.0.max(f.positive("time_step_min")?.unwrap_or(1e-3)).min(limits.1);
+    }
     let silu = f.str("mamba_hidden_act")?.unwrap_or("silu");
     if !matches!(silu, "silu" | "swish") {
         let what = format!("activation \"{silu}\" is not known for {}", family.name());
@@ -142,7 +147,7 @@ pub(super) fn ssm(f: &Fields<'_>, family: Family, hidden: usize) -> Result<Optio
     Ok(Some(SsmConfig {
         heads: SsmHeads { heads, groups, dim, state: f.size(names.state)? },
         taps: f.size_or(given(f, names.taps), 4)?,
-        limits: limits(f, given(f, names.limits))?,
+        limits,
         conv_bias: f.bool_or(given(f, names.conv_bias), true)?,
         in_bias: f.bool_or(names.in_bias, false)?,
         out_bias: f.bool_or(names.out_bias, false)?,
@@ -229,4 +234,70 @@ pub(super) fn layers(f: &Fields<'_>, family: Family) -> Result<usize> {
         return Err(Error::file(what).at("num_hidden_layers"));
     }
     Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::tiny;
+    use serde_json::json;
+
+    /// The config of a tiny model of a family with one field changed.
+    fn with(family: &str, name: &str, value: Value) -> Result<Config> {
+        let mut json = tiny::config(family, tiny::TinyShape::default()).unwrap();
+        json[name] = value;
+        Config::loose(&json)
+    }
+
+    fn limits_of(value: Value) -> Result<(f32, f32)> {
+        with("mamba2", "time_step_limit", value).map(|c| c.ssm.unwrap().limits)
+    }
+
+    #[test]
+    fn a_limit_may_be_infinite() {
+        let infinite = json!({"__float__": "Infinity"});
+        assert_eq!(limits_of(json!([0.0, infinite])).unwrap(), (0.0, f32::INFINITY));
+        assert_eq!(limits_of(json!([0.25, 4])).unwrap(), (0.25, 4.0));
+        assert_eq!(limits_of(Value::Null).unwrap(), (0.0, f32::INFINITY));
+        for wrong in [json!([1, 0]), json!([0]), json!([0, "x"]), json!([0, {"__float__": "NaN"}])]
+        {
+            let error = limits_of(wrong).unwrap_err().to_string();
+            assert!(error.contains("time_step_limit"), "{error}");
+        }
+    }
+
+    #[test]
+    fn layers_are_a_list_or_letters() {
+        let mut json = tiny::config("nemotron_h", tiny::TinyShape::default()).unwrap();
+        let fields = json.as_object_mut().unwrap();
+        fields.remove("layer_types");
+        fields.remove("num_hidden_layers");
+        assert!(Config::loose(&json).unwrap_err().to_string().contains("layers_block_type"));
+        json["hybrid_override_pattern"] = "M*-E".into();
+        let mixers = Config::loose(&json).unwrap().mixers;
+        assert_eq!(mixers, [Mixer::Linear, Mixer::Full, Mixer::Mlp, Mixer::Experts]);
+        json["num_hidden_layers"] = 5.into();
+        assert!(Config::loose(&json).unwrap_err().to_string().contains("num_hidden_layers"));
+        json["hybrid_override_pattern"] = "M|E".into();
+        assert!(Config::loose(&json).unwrap_err().to_string().contains("hybrid_override_pattern"));
+    }
+
+    #[test]
+    fn a_head_may_be_left_to_the_width() {
+        let sizes = |c: Config| c.ssm.unwrap().heads;
+        let auto = with("falcon_h1", "mamba_d_head", "auto".into()).unwrap();
+        assert_eq!(sizes(auto).dim, 2 * 64 / 4);
+        for (name, value) in [("mamba_n_groups", json!(3)), ("mamba_n_heads", json!(0))] {
+            let error = with("falcon_h1", name, value).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn positions_of_hybrids_are_known_or_refused() {
+        let of = |value| with("granitemoehybrid", "position_embedding_type", value);
+        assert!(!of("nope".into()).unwrap().rotates[0] && of("rope".into()).unwrap().rotates[0]);
+        assert!(of("alibi".into()).unwrap_err().to_string().contains("position_embedding_type"));
+    }
 }

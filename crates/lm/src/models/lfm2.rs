@@ -52,7 +52,7 @@ impl ShortConv {
 
 enum TokenMixer {
     Conv(ShortConv),
-    Attention(Attention),
+    Attention(Box<Attention>),
 }
 
 struct Layer {
@@ -72,7 +72,7 @@ impl Layer {
                 Mixer::Linear => TokenMixer::Conv(ShortConv::load(&w.at("conv"), c, conv, caches)?),
                 _ => {
                     let w = w.at("self_attn");
-                    TokenMixer::Attention(Attention::load(&w, c, i, caches, kind)?)
+                    TokenMixer::Attention(Box::new(Attention::load(&w, c, i, caches, kind)?))
                 }
             },
             mlp_norm: w.norm("ffn_norm", c.hidden)?,

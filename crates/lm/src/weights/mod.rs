@@ -453,7 +453,7 @@ impl<'a> Weights<'a> {
         Ok([part(0)?, part(1)?])
     }
 
-    /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`.
+    /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`, unless the files have another.
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix).
@@ -462,20 +462,25 @@ impl<'a> Weights<'a> {
         [vocab, hidden]: [usize; 2],
         tied: bool,
     ) -> Result<(Weight, Linear)> {
-        let embedding = format!("{}.weight", self.first_of(&EMBEDDINGS));
-        let embedding = self.matrix(&embedding, [vocab, hidden])?;
-        if tied {
+        let name = format!("{}.weight", self.first_of(&EMBEDDINGS));
+        let embedding = self.matrix(&name, [vocab, hidden])?;
+        let head = "lm_head.weight";
+        let outside = self.root.strip_suffix("model.").unwrap_or("");
+        let at = |root| Self { root, prefix: String::new(), ..self.clone() };
+        let root = [outside, "", self.root].into_iter().find(|root| at(root).in_files(head));
+        // A word about tying may be another model's, or outdated; a second copy of the embedding is none.
+        let own = match (self.source, root) {
+            (Source::Checkpoint(c), Some(root)) => {
+                let bytes = |name: String| c.raw(&name).map(|t| t.data);
+                bytes(self.full(&name)) != bytes(at(root).full(head))
+            }
+            _ => false,
+        };
+        if tied && !own {
             let weight = embedding.clone();
             return Ok((embedding, Linear { weight, bias: None, adapter: None }));
         }
-        let outside = self.root.strip_suffix("model.").unwrap_or("");
-        let names = [outside, "", self.root];
-        let has = |root: &&str| match self.source {
-            Source::Checkpoint(c) => c.raw(&format!("{root}lm_head.weight")).is_some(),
-            Source::Seed(_) => true,
-        };
-        let root = names.into_iter().find(has).unwrap_or("");
-        let head = Self { root, ..self.clone() }.linear("lm_head", [vocab, hidden], false)?;
+        let head = at(root.unwrap_or("")).linear("lm_head", [vocab, hidden], false)?;
         Ok((embedding, head))
     }
 }
