@@ -127,10 +127,19 @@ def write_pieces(family, whole):
 
 
 # Those whose numbers the converter multiplies.
-F32 = {"falcon_h1_factors"}
+F32 = {"falcon_h1_folded"}
 # What GGUF has no words for: windows of mistral and ministral, dynamic positions, single layers without experts, two
-# unequal stretches of scores. And what the converter can't do: biases of falcon's projections.
-CANNOT = {"mistral", "ministral3_growth", "llama_dynamic", "qwen3_moe", "deepseek_v3_yarn", "falcon_h1_factors"}
+# unequal stretches of scores, a gate after a norm, positions of a hybrid; and biases that the converter does not take.
+CANNOT = {
+    "mistral",
+    "ministral3_growth",
+    "llama_dynamic",
+    "qwen3_moe",
+    "deepseek_v3_yarn",
+    "falcon_h1_before",
+    "granitemoehybrid_dense",
+    "falcon_h1_factors",
+}
 
 
 def main():

@@ -40,5 +40,6 @@ families!(llama llama3_rope llama_linear qwen3_yarn mistral qwen2 qwen3 qwen3_mo
     granitemoehybrid kimi_linear phi3 olmo2 glm4 glm4_moe ministral3 minimax_m2 lfm2 gpt_oss
     llama_dynamic phi3_longrope ministral3_growth olmo3 seed_oss
     gemma4 gemma4_shared gemma4_moe
+    qwen3_moe_sparse deepseek_v3_stretch falcon_h1_folded granitemoehybrid_plain
     falcon_h1_factors falcon_h1_before granitemoehybrid_dense nemotron_h_latent granite granitemoeshared
     kimi_linear_small);

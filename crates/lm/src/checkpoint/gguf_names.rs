@@ -75,8 +75,7 @@ const MLP: Table = mlp!("mlp");
 const FEED_FORWARD: Table = mlp!("feed_forward");
 const MIXER_MLP: Table = mlp!("mixer");
 /// Of families that join gate and up.
-const JOINED_MLP: Table =
-    &[("ffn_up", "mlp.gate_up_proj"), ("ffn_down", "mlp.down_proj")];
+const JOINED_MLP: Table = &[("ffn_up", "mlp.gate_up_proj"), ("ffn_down", "mlp.down_proj")];
 
 /// Names of experts in the module `$at`, stacked `[experts, out, in]`. A stack is one tensor for which Hugging Face has
 /// no module, hence no `.weight` behind it.
@@ -127,10 +126,8 @@ const SHARED: Table = shared!("mlp.shared_experts");
 const SHARED_ONE: Table = shared!("mlp.shared_expert");
 const SHARED_MLP: Table = shared!("shared_mlp");
 const SHARED_MIXER: Table = shared!("mixer.shared_experts");
-const LATENT_EXPERTS: Table = &[
-    ("ffn_latent_down", "mixer.fc1_latent_proj"),
-    ("ffn_latent_up", "mixer.fc2_latent_proj"),
-];
+const LATENT_EXPERTS: Table =
+    &[("ffn_latent_down", "mixer.fc1_latent_proj"), ("ffn_latent_up", "mixer.fc2_latent_proj")];
 
 /// Names of a selective scan in the module `$at`. `A` is what Hugging Face has as `A_log`, and is not the logarithm.
 macro_rules! scan {
@@ -185,8 +182,7 @@ const SHORT_CONV: Table = &[
 ];
 
 /// The norms of a layer: one before each half.
-const NORMS: Table =
-    &[("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")];
+const NORMS: Table = &[("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")];
 /// The same under another name.
 const POST_NORMS: Table =
     &[("attn_norm", "input_layernorm"), ("post_attention_norm", "post_attention_layernorm")];
@@ -240,9 +236,7 @@ fn tables(arch: &str) -> Option<Tables> {
         "phi3" => (&[], &[NORMS, ATTENTION, JOINED_MLP]),
         "glm4" => (&[], &[GLM4_NORMS, ATTENTION, JOINED_MLP]),
         "olmo2" | "gemma2" | "gemma3" => (&[], &[FOUR_NORMS, ATTENTION, MLP]),
-        "gemma4" => {
-            (GEMMA4_OUTER, &[FOUR_NORMS, GEMMA4_LAYER, ATTENTION, MLP, GEMMA4_EXPERTS])
-        }
+        "gemma4" => (GEMMA4_OUTER, &[FOUR_NORMS, GEMMA4_LAYER, ATTENTION, MLP, GEMMA4_EXPERTS]),
         "deepseek2" | "deepseek32" => (&[], &[NORMS, LATENT, ATTENTION, MLP, EXPERTS, SHARED]),
         "kimi-linear" => (&[], &[NORMS, KDA, LATENT, ATTENTION, MLP, EXPERTS, SHARED]),
         "qwen3next" | "qwen35" | "qwen35moe" => {
@@ -328,10 +322,36 @@ mod tests {
     use std::collections::BTreeMap;
 
     const ALL: [&str; 30] = [
-        "llama", "mistral3", "qwen2", "qwen3", "smollm3", "qwen2moe", "qwen3moe", "minimax-m2", "glm4moe",
-        "gpt-oss", "seed_oss", "phi3", "glm4", "olmo2", "gemma2", "gemma3", "gemma4", "deepseek2",
-        "deepseek32", "kimi-linear", "qwen3next", "qwen35", "qwen35moe", "granite", "granitemoe",
-        "granitehybrid", "falcon-h1", "mamba2", "nemotron_h", "nemotron_h_moe",
+        "llama",
+        "mistral3",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+        "qwen2moe",
+        "qwen3moe",
+        "minimax-m2",
+        "glm4moe",
+        "gpt-oss",
+        "seed_oss",
+        "phi3",
+        "glm4",
+        "olmo2",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "deepseek2",
+        "deepseek32",
+        "kimi-linear",
+        "qwen3next",
+        "qwen35",
+        "qwen35moe",
+        "granite",
+        "granitemoe",
+        "granitehybrid",
+        "falcon-h1",
+        "mamba2",
+        "nemotron_h",
+        "nemotron_h_moe",
     ];
 
     /// Two spellings of one thing.
@@ -351,7 +371,10 @@ mod tests {
             for name in outer.map(str::to_owned).chain(inner) {
                 if let Some(hf) = hf_name(arch, &name) {
                     let before = seen.insert(hf.clone(), name.clone());
-                    assert!(before.is_none_or(|other| other == name), "{arch}: {name} is {hf}, too");
+                    assert!(
+                        before.is_none_or(|other| other == name),
+                        "{arch}: {name} is {hf}, too"
+                    );
                 }
             }
             assert!(seen.keys().any(|hf| hf.starts_with("model.layers.12.")), "{arch}");

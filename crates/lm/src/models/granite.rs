@@ -118,9 +118,7 @@ impl FeedForward {
             None if w.has("mlp.gate_proj.weight") => {
                 Self::Mlp(Box::new(Mlp::load(&w.at("mlp"), c, c.intermediate, Map::Silu)?))
             }
-            None => {
-                Self::Shared(SharedMlp::load(&w.at("shared_mlp"), c, c.intermediate)?)
-            }
+            None => Self::Shared(SharedMlp::load(&w.at("shared_mlp"), c, c.intermediate)?),
         })
     }
 

@@ -41,10 +41,9 @@ impl GatedDeltaNet {
         } else {
             let [beta, a] = match grouped {
                 true => grouped_rates(w, heads, h)?,
-                false => [
-                    w.linear("in_proj_b", [hv, h], false)?,
-                    w.linear("in_proj_a", [hv, h], false)?,
-                ],
+                false => {
+                    [w.linear("in_proj_b", [hv, h], false)?, w.linear("in_proj_a", [hv, h], false)?]
+                }
             };
             [
                 w.linear("in_proj_qkv", [channels, h], false)?,

@@ -271,7 +271,8 @@ impl<'a> Weights<'a> {
             }
         };
         let t = self.tensor(c, name)?;
-        if t.shape != [rows, cols] {
+        // Some writers have a matrix of one row as a vector.
+        if t.shape != [rows, cols] && (rows != 1 || t.shape != [cols]) {
             return Err(self.misshapen(&t, &[rows, cols]));
         }
         Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })

@@ -114,7 +114,11 @@ pub(super) fn granite(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         set(config, "num_local_experts", experts);
         set(config, "num_experts_per_tok", keys.need("expert_used_count")?);
         let shared = keys.uint("expert_shared_feed_forward_length")?.filter(|n| *n > 0);
-        set_some(config, "shared_intermediate_size", shared.or(keys.rows_of("ffn_up_shexp.weight")));
+        set_some(
+            config,
+            "shared_intermediate_size",
+            shared.or(keys.rows_of("ffn_up_shexp.weight")),
+        );
     }
     Ok(())
 }
@@ -277,7 +281,8 @@ fn gemma4_widths(keys: &Keys<'_>, config: &mut Config, layers: u64) -> Result<()
     let width = number(config, "intermediate_size");
     let wide = widths.iter().any(|w| *w != width);
     let first_shared = layers.saturating_sub(shared);
-    let fits = |(i, w): (u64, &u64)| *w == if wide && i >= first_shared { 2 * width } else { width };
+    let fits =
+        |(i, w): (u64, &u64)| *w == if wide && i >= first_shared { 2 * width } else { width };
     if !(0..).zip(&widths).all(fits) {
         let what = "inner widths that are no rule of this family";
         return Err(Error::unsupported(what).at(keys.key("feed_forward_length")));
