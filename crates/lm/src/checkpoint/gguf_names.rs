@@ -286,7 +286,9 @@ pub(super) fn hf_name(arch: &str, name: &str) -> Option<String> {
         return Some(format!("model.layers.{layer}.{whole}"));
     }
     let (stem, suffix) = inner.rsplit_once('.')?;
-    if !matches!(suffix, "weight" | "bias") {
+    // What the table has whole is no stem.
+    let whole = [".weight", ".bias", ".scale"].iter().any(|end| stem.ends_with(end));
+    if whole || !matches!(suffix, "weight" | "bias") {
         return None;
     }
     if let Some(one) = single_expert(tables, stem) {
