@@ -68,8 +68,8 @@ pub use inputs::{BLOCK, Inputs, RowInput, TABLES, Wanted};
 pub use key::{Head, Key, Outputs, Rows, Tokens};
 pub use ledger::{Count, Growth, Ledger, LimitReached, Tag, Usage};
 pub use op::{
-    DecayCurve, DeltaHeads, Glu, Groups, Map, Op, RopeHeads, Score, Scoring, SsmHeads, Stretch,
-    Values,
+    DecayCurve, DeltaHeads, Glu, Groups, MOST_STREAMS, Map, Op, RopeHeads, Score, Scoring,
+    SsmHeads, Stretch, Values,
 };
 pub use runtime::{Limits, Runtime};
 pub use state::{State, StateKind};

@@ -1,8 +1,8 @@
 """Writes mlx_quantize.bin: rows, what mx.quantize makes of them on the CPU, and what mx.dequantize
 makes of that in f32. Run with mlx 0.32.4: python mlx_quantize.py
 
-A case: mode (0 affine, 1 mxfp4, 2 mxfp8, 3 nvfp4), bits, group, float type of the row (0 f32, 1 f16,
-2 bf16), a byte each; then the row (256 f32), the packed codes, the scales (affine: f32, else a byte
+A case: mode (0 affine, 1 mxfp4, 2 mxfp8, 3 nvfp4), bits, group, float type of the row (0 f32,
+1 f16, 2 bf16), a byte each; then the row (256 f32), the packed codes, the scales (affine: f32, else a byte
 each), of affine the biases (f32), and the numbers (256 f32; f32 rows only).
 """
 import pathlib

@@ -78,6 +78,7 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         "linear_conv_kernel_dim": 4,
     });
     recurrent(&mut config, family, interval, layers);
+    compressed(&mut config, family, interval, layers);
     if family == "ministral3" {
         config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0,
             "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1});
@@ -98,14 +99,17 @@ fn recurrent(config: &mut Value, family: &str, interval: usize, layers: usize) {
         (&["n_groups", "mamba_n_groups"], 2),
         (&["conv_kernel", "mamba_d_conv"], 4),
         (&["n_routed_experts", "num_local_experts"], config["num_experts"].as_u64().unwrap_or(1)),
-        (&["moe_shared_expert_intermediate_size", "shared_intermediate_size"], 32),
+        (&["moe_shared_expert_intermediate_size"], 32),
     ] {
         names.iter().for_each(|name| config[*name] = size.into());
+    }
+    if family.starts_with("granite") {
+        config["shared_intermediate_size"] = 32.into();
     }
     let kinds: &[&str] = match family {
         "nemotron_h" => &["mamba", "moe", "mlp"],
         "granitemoehybrid" => &["mamba"],
-        "kimi_linear" => &["linear_attention"],
+        "kimi_linear" | "glm5_next" => &["linear_attention"],
         _ => return,
     };
     let kind = |i: usize| match (i + 1).is_multiple_of(interval) {
@@ -113,6 +117,31 @@ fn recurrent(config: &mut Value, family: &str, interval: usize, layers: usize) {
         false => kinds[(i - i / interval) % kinds.len()],
     };
     config["layer_types"] = (0..layers).map(kind).collect();
+}
+
+/// Adds the sizes of residual streams, of entries and of pools, and what layers of single families share.
+fn compressed(config: &mut Value, family: &str, interval: usize, layers: usize) {
+    let rates = json!({"compressed_sparse_attention": 4, "heavily_compressed_attention": 16});
+    let own = match family {
+        "deepseek_v4" => {
+            let kinds = ["compressed_sparse_attention", "heavily_compressed_attention"];
+            let kind = |i: usize| *kinds.get(i % 3).unwrap_or(&"sliding_attention");
+            let kinds: Vec<_> = (0..layers).map(kind).collect();
+            json!({"o_groups": 2, "o_lora_rank": 16, "compress_rates": rates, "layer_types": kinds,
+                "hc_mult": 4})
+        }
+        "glm5_next" => json!({"index_kpool": 4, "qk_rope_head_dim": 0, "hc_mult": 4}),
+        "gemma4" => {
+            let shared = if interval > 1 && layers >= 2 * interval { 2 } else { 0 };
+            json!({"global_head_dim": 32, "attention_k_eq_v": true, "num_kv_shared_layers": shared,
+                "hidden_size_per_layer_input": 16, "enable_moe_block": true, "top_k_experts": config["num_experts_per_tok"],
+                "rope_parameters": null})
+        }
+        _ => return,
+    };
+    if let (Some(config), Value::Object(own)) = (config.as_object_mut(), own) {
+        config.extend(own);
+    }
 }
 
 /// The layers of a model that carry a recurrent state.

@@ -32,7 +32,7 @@ fn executor(family: &str) -> Executor {
     let mut config = tiny::config(family, shape).unwrap();
     for (name, value) in [
         ("sliding_window", json!(8)),
-        ("index_topk", json!(5)),
+        ("index_topk", json!(if family == "glm5_next" { 8 } else { 5 })),
         ("index_kpool", json!(4)),
         (
             "compress_rates",
@@ -175,4 +175,5 @@ macro_rules! families {
 
 families!(llama mistral qwen2_moe gemma2 gemma3 smollm3 qwen3_next qwen3_moe phi3 olmo2 olmo3 glm4 glm4_moe
     ministral3 minimax_m2 gpt_oss lfm2 seed_oss deepseek_v3 deepseek_v32
-    mamba2 nemotron_h falcon_h1 granite granitemoehybrid kimi_linear);
+    mamba2 nemotron_h falcon_h1 granite granitemoehybrid kimi_linear
+    gemma4 deepseek_v4 glm5_next);

@@ -81,7 +81,7 @@ fn every_family_comes_back() {
 fn modes_are_as_near_as_their_bits() {
     let out = Scratch::new("modes");
     let modes = [
-        ("q8", "affine8/64", 2e-2),
+        ("q8", "affine8/64", 0.1),
         ("q4", "affine4/64", 0.6),
         ("mxfp8", "fp8/32", 0.2),
         ("mxfp4", "fp4/32", 0.9),

@@ -126,3 +126,48 @@ fn phi3_with_its_projections_apart() {
     }
     passes("phi3", "split", &apart);
 }
+
+/// Keys and values of latent attention by head, keys turned; experts stacked.
+#[test]
+fn deepseek_v3_as_mlx_converts_it() {
+    let (heads, nope, value, rank, experts) = (4, 32, 32, 32, 8);
+    let mut made = Vec::new();
+    let mut stacks: std::collections::BTreeMap<String, Part> = Default::default();
+    for part in parts("deepseek_v3") {
+        if let Some(at) = part.name.strip_suffix("kv_b_proj.weight") {
+            let head = |range: std::ops::Range<usize>| {
+                let rows = part.data.chunks((nope + value) * rank);
+                rows.flat_map(|head| &head[range.start * rank..range.end * rank]).copied().collect()
+            };
+            let k = Part {
+                name: format!("{at}embed_q.weight"),
+                shape: vec![heads, nope, rank],
+                data: head(0..nope),
+            };
+            made.push(turned(k));
+            made.push(Part {
+                name: format!("{at}unembed_out.weight"),
+                shape: vec![heads, value, rank],
+                data: head(nope..nope + value),
+            });
+        } else if let Some((layer, rest)) =
+            part.name.split_once("experts.").filter(|p| p.0.ends_with("mlp."))
+        {
+            let (e, name) = rest.split_once('.').unwrap();
+            let e: usize = e.parse().unwrap();
+            let size = part.data.len();
+            let stack =
+                stacks.entry(format!("{layer}switch_mlp.{name}")).or_insert_with_key(|name| Part {
+                    name: name.clone(),
+                    shape: vec![experts, part.shape[0], part.shape[1]],
+                    data: vec![[0; 2]; experts * size],
+                });
+            stack.data[e * size..][..size].copy_from_slice(&part.data);
+        } else {
+            made.push(part);
+        }
+    }
+    assert!(!stacks.is_empty());
+    made.extend(stacks.into_values());
+    passes("deepseek_v3", "mlx", &made);
+}

@@ -5,13 +5,13 @@
 //! not depend on how its prompt was cut, on its neighbours or on threads. Entries follow positions. What was chosen
 //! is gathered into tiles in the order of its list, so it costs what was chosen and not what there is.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 
 use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, fold, per_isa, tanh};
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
-use crate::op::{MOST_GATHERED, Values};
+use crate::op::{MOST_KEY, Values};
 use crate::state::{StateKind, StateRef};
 
 /// Writes row `t` of `x` at its position, for every token; or at its group's entry, for the last token of each group.
@@ -98,8 +98,8 @@ impl Spec<'_> {
     }
 }
 
-/// The most query heads of a piece of work.
-const TOGETHER: usize = 16;
+/// The most query heads of a piece of work: one lane each where they share their values with the keys.
+const TOGETHER: usize = LANES;
 
 /// Softmax attention; a piece of work is one token and some query heads that share a key head.
 pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
@@ -110,11 +110,10 @@ pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
     let cost = together * spec.longest(c) * (dim + dv) / 16;
     let memory = Memory::new(c, &spec);
     out.for_groups(c.pool, together * dv, cost, |t, piece, out| {
-        let first = piece * together;
+        let first = piece * together; // of its heads
         let sink = |h: usize| spec.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[first + h]);
         let start = |h: usize| if h < together { Running::from(sink(h)) } else { Running::START };
-        out.fill(0.0);
-        let mut piece = Piece {
+        let piece = Piece {
             c,
             spec,
             memory,
@@ -123,25 +122,42 @@ pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
             head: first / per_key,
             q: &q.row(t)[first * dim..][..together * dim],
             runs: std::array::from_fn(start),
-            out,
+            sums: Sums::Rows(&mut []),
         };
-        match (spec.chosen, spec.entries) {
-            (None, None) => piece.positions(),
-            (None, Some(entries)) => {
-                piece.positions();
-                piece.entries(entries);
-            }
-            (Some((list, _)), Some(entries)) => {
-                piece.positions();
-                piece.chosen_entries(list.row(t), entries);
-            }
-            (Some((list, every)), None) => piece.chosen_positions(list.row(t), every),
-        }
-        let Piece { runs, out, .. } = piece;
-        for (run, out) in runs.iter().zip(out.chunks_exact_mut(dv)) {
-            out.iter_mut().for_each(|o| *o /= run.sum);
+        match spec.values {
+            Values::Of(_) => by_rows(piece, t, dv, out),
+            Values::Keys { .. } => turned(piece, t, dv, out),
         }
     });
+}
+
+/// Runs a piece with sums in the layout of the result, `[heads, dv]`.
+fn by_rows(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32]) {
+    out.fill(0.0);
+    let piece = Piece { sums: Sums::Rows(&mut *out), ..piece };
+    let runs = piece.look(t);
+    for (run, out) in runs.iter().zip(out.chunks_exact_mut(dv)) {
+        out.iter_mut().for_each(|o| *o /= run.sum);
+    }
+}
+
+/// Runs a piece with a lane for each head, `[dv, TOGETHER]`.
+#[inline(never)]
+fn turned(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32]) {
+    let mut sums = [[0.0; TOGETHER]; MOST_KEY];
+    let piece = Piece { sums: Sums::Turned(&mut sums[..dv]), ..piece };
+    let runs = piece.look(t);
+    for (h, (run, out)) in runs.iter().zip(out.chunks_exact_mut(dv)).enumerate() {
+        out.iter_mut().zip(&sums).for_each(|(o, sum)| *o = sum[h] / run.sum);
+    }
+}
+
+/// The weighted values so far.
+enum Sums<'a> {
+    /// `[heads, dv]`
+    Rows(&'a mut [f32]),
+    /// `[dv, TOGETHER]`
+    Turned(&'a mut [[f32; TOGETHER]]),
 }
 
 /// The states that attention reads.
@@ -179,10 +195,27 @@ struct Piece<'a> {
     head: usize,
     q: &'a [f32],
     runs: [Running; TOGETHER],
-    out: &'a mut [f32],
+    sums: Sums<'a>,
 }
 
 impl Piece<'_> {
+    /// Over everything that token `t` sees.
+    fn look(mut self, t: usize) -> [Running; TOGETHER] {
+        match (self.spec.chosen, self.spec.entries) {
+            (None, None) => self.positions(),
+            (None, Some(entries)) => {
+                self.positions();
+                self.entries(entries);
+            }
+            (Some((list, _)), Some(entries)) => {
+                self.positions();
+                self.chosen_entries(list.row(t), entries);
+            }
+            (Some((list, every)), None) => self.chosen_positions(list.row(t), every),
+        }
+        self.runs
+    }
+
     /// Every position in the window, tile by tile.
     fn positions(&mut self) {
         let (_, dim, dv) = self.spec.dims();
@@ -194,8 +227,11 @@ impl Piece<'_> {
             self.merge(Tile {
                 // SAFETY: no kernel writes states while attention runs.
                 k: unsafe { keys.read(block, head * dim * BLOCK, dim * BLOCK) },
-                // SAFETY: as above.
-                v: values.as_ref().map(|v| unsafe { v.read(block, head * dv * BLOCK, dv * BLOCK) }),
+                v: match &values {
+                    // SAFETY: as above.
+                    Some(values) => unsafe { values.read(block, head * dv * BLOCK, dv * BLOCK) },
+                    None => &[],
+                },
                 from: first.saturating_sub(j * BLOCK),
                 to: (last + 1 - j * BLOCK).min(BLOCK),
             });
@@ -212,7 +248,7 @@ impl Piece<'_> {
             let at = self.head * dim * BLOCK;
             // SAFETY: no kernel writes states while attention runs.
             let k = unsafe { memory.read(block, at, dim * BLOCK) };
-            self.merge(Tile { k, v: None, from: 0, to: (count - j * BLOCK).min(BLOCK) });
+            self.merge(Tile { k, v: &[], from: 0, to: (count - j * BLOCK).min(BLOCK) });
         }
     }
 
@@ -239,7 +275,7 @@ impl Piece<'_> {
     ) {
         let (_, dim, dv) = self.spec.dims();
         let head = self.head;
-        let mut buffer = [0.0f32; MOST_GATHERED * BLOCK];
+        let mut buffer = [0.0f32; MOST_KEY * BLOCK];
         let (k, v) = buffer.split_at_mut(dim * BLOCK);
         let mut filled = 0;
         for (block, at) in places {
@@ -254,21 +290,27 @@ impl Piece<'_> {
             }
             filled += 1;
             if filled == BLOCK {
-                self.merge(Tile { k, v: values.map(|_| &*v), from: 0, to: BLOCK });
+                self.merge(Tile { k, v, from: 0, to: BLOCK });
                 filled = 0;
             }
         }
         if filled > 0 {
-            self.merge(Tile { k, v: values.map(|_| &*v), from: 0, to: filled });
+            self.merge(Tile { k, v, from: 0, to: filled });
         }
     }
 
     fn merge(&mut self, tile: Tile<'_>) {
         let (_, dim, dv) = self.spec.dims();
         let (scale, softcap) = (self.spec.scale, self.spec.softcap.unwrap_or(0.0));
-        let heads = self.q.chunks_exact(dim).zip(self.out.chunks_exact_mut(dv));
-        for ((q, acc), run) in heads.zip(&mut self.runs) {
-            merge_tile(self.c.isa, run, acc, q, tile, scale, softcap);
+        let (isa, runs) = (self.c.isa, &mut self.runs);
+        match &mut self.sums {
+            Sums::Rows(rows) => {
+                let heads = self.q.chunks_exact(dim).zip(rows.chunks_exact_mut(dv));
+                for ((q, acc), run) in heads.zip(runs) {
+                    merge_tile(isa, run, acc, q, tile, scale, softcap);
+                }
+            }
+            Sums::Turned(turned) => merge_keys(isa, runs, turned, self.q, tile, scale, softcap),
         }
     }
 }
@@ -289,12 +331,12 @@ impl Running {
     }
 }
 
-/// One block of keys `[dim, BLOCK]` and values `[BLOCK, dv]`, of which `from..to` are visible. Without values, the first
-/// numbers of each key are its value.
+/// One block of keys `[dim, BLOCK]` and values `[BLOCK, dv]` (none where the first numbers of a key are its value), of
+/// which `from..to` are visible.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
     k: &'a [f32],
-    v: Option<&'a [f32]>,
+    v: &'a [f32],
     from: usize,
     to: usize,
 }
@@ -303,7 +345,47 @@ per_isa! {
     /// Adds a tile to one query head's running softmax; `acc` is `[dv]`, the weighted values so far.
     fn merge_tile(run: &mut Running, acc: &mut [f32], q: &[f32], tile: Tile<'_>, scale: f32, softcap: f32) {
         let mut s = scores(q, tile.k);
-        let mut max = run.max;
+        if let Some(keep) = run.take(&mut s, tile, scale, softcap) {
+            weigh_values(acc, keep, &s, tile);
+        }
+    }
+}
+
+per_isa! {
+    /// The same for some heads at once, where keys are their own values; `acc` is `[dv, TOGETHER]`.
+    fn merge_keys(
+        runs: &mut [Running; TOGETHER],
+        acc: &mut [[f32; TOGETHER]],
+        q: &[f32],
+        tile: Tile<'_>,
+        scale: f32,
+        softcap: f32,
+    ) {
+        let (mut weights, mut keep) = ([[0.0f32; TOGETHER]; BLOCK], [1.0f32; TOGETHER]);
+        let heads = q.chunks_exact(tile.k.len() / BLOCK).zip(runs);
+        for (h, (q, run)) in heads.enumerate() {
+            let mut s = scores(q, tile.k);
+            if let Some(kept) = run.take(&mut s, tile, scale, softcap) {
+                keep[h] = kept;
+                weights.iter_mut().zip(s).for_each(|(weights, s)| weights[h] = s);
+            }
+        }
+        weigh_keys(acc, &keep, &weights, tile);
+    }
+}
+
+impl Running {
+    /// Takes in a tile's scores, which become weights. What was there before counts the returned part of what it did;
+    /// nothing is returned if nothing is visible.
+    #[inline(always)]
+    fn take(
+        &mut self,
+        s: &mut [f32; BLOCK],
+        tile: Tile<'_>,
+        scale: f32,
+        softcap: f32,
+    ) -> Option<f32> {
+        let mut max = self.max;
         for (p, s) in s.iter_mut().enumerate() {
             *s *= scale;
             if softcap != 0.0 {
@@ -313,11 +395,11 @@ per_isa! {
                 *s = f32::NEG_INFINITY;
             }
         }
-        for s in s {
+        for s in *s {
             max = if s > max { s } else { max };
         }
         if max == f32::NEG_INFINITY {
-            return;
+            return None;
         }
         let mut lane = [0.0f32; LANES];
         for half in 0..BLOCK / LANES {
@@ -327,13 +409,10 @@ per_isa! {
                 lane[l] += *s;
             }
         }
-        let keep = exp(run.max - max);
-        run.sum = run.sum * keep + fold(lane);
-        run.max = max;
-        match tile.v {
-            Some(v) => weigh_values(acc, keep, &s, v, tile.from..tile.to),
-            None => weigh_keys(acc, keep, &s, tile),
-        }
+        let keep = exp(self.max - max);
+        self.sum = self.sum * keep + fold(lane);
+        self.max = max;
+        Some(keep)
     }
 }
 
@@ -352,20 +431,20 @@ pub(super) fn scores(q: &[f32], k: &[f32]) -> [f32; BLOCK] {
 
 /// `acc = acc * keep + sum over visible p of s[p] * v[p]`
 #[inline(always)]
-fn weigh_values(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], v: &[f32], seen: Range<usize>) {
+fn weigh_values(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], tile: Tile<'_>) {
     let dv = acc.len();
     let (wide, rest) = acc.as_chunks_mut::<{ 2 * LANES }>();
     for (i, acc) in wide.iter_mut().enumerate() {
-        weigh_lanes(acc, keep, s, (v, &seen), (dv, i * 2 * LANES));
+        weigh_lanes(acc, keep, s, tile, (dv, i * 2 * LANES));
     }
     let (half, rest) = rest.as_chunks_mut::<LANES>();
     let at = dv - half.len() * LANES - rest.len();
     for acc in half {
-        weigh_lanes(acc, keep, s, (v, &seen), (dv, at));
+        weigh_lanes(acc, keep, s, tile, (dv, at));
     }
     let at = dv - rest.len();
     for (i, acc) in rest.iter_mut().enumerate() {
-        weigh_lanes(std::array::from_mut(acc), keep, s, (v, &seen), (dv, at + i));
+        weigh_lanes(std::array::from_mut(acc), keep, s, tile, (dv, at + i));
     }
 }
 
@@ -375,12 +454,12 @@ fn weigh_lanes<const N: usize>(
     acc: &mut [f32; N],
     keep: f32,
     s: &[f32; BLOCK],
-    (v, seen): (&[f32], &Range<usize>),
+    tile: Tile<'_>,
     (dv, at): (usize, usize),
 ) {
     let mut sum = acc.map(|a| a * keep);
-    for (p, weight) in s.iter().enumerate().take(seen.end).skip(seen.start) {
-        let v: &[f32; N] = v[p * dv + at..].first_chunk().expect("in the tile");
+    for (p, weight) in s.iter().enumerate().take(tile.to).skip(tile.from) {
+        let v: &[f32; N] = tile.v[p * dv + at..].first_chunk().expect("in the tile");
         for (sum, v) in sum.iter_mut().zip(v) {
             *sum = weight.mul_add(*v, *sum);
         }
@@ -388,20 +467,47 @@ fn weigh_lanes<const N: usize>(
     *acc = sum;
 }
 
-/// [`weigh_values`] of values that lie in the rows of the keys: each row's sum is one of lanes.
+/// Rows of keys that [`weigh_keys`] takes at once, so that additions need not wait for each other.
+const ROWS: usize = 4;
+
+/// `acc[d] = acc[d] * keep + sum over visible p of k[d, p] * weights[p]`, a lane for each head.
 #[inline(always)]
-fn weigh_keys(acc: &mut [f32], keep: f32, s: &[f32; BLOCK], tile: Tile<'_>) {
-    let whole = tile.from == 0 && tile.to == BLOCK;
-    for (acc, k) in acc.iter_mut().zip(tile.k.as_chunks::<BLOCK>().0) {
-        let mut k = *k;
-        if !whole {
-            // What is not visible may be anything, and 0 times that not 0.
-            k[..tile.from].fill(0.0);
-            k[tile.to..].fill(0.0);
-        }
-        let lane = std::array::from_fn(|l| k[LANES + l].mul_add(s[LANES + l], k[l] * s[l]));
-        *acc = acc.mul_add(keep, fold(lane));
+fn weigh_keys(
+    acc: &mut [[f32; TOGETHER]],
+    keep: &[f32; TOGETHER],
+    weights: &[[f32; TOGETHER]; BLOCK],
+    tile: Tile<'_>,
+) {
+    let (acc, acc_rest) = acc.as_chunks_mut::<ROWS>();
+    let (k, k_rest) = tile.k.as_chunks::<BLOCK>().0.split_at(acc.len() * ROWS);
+    for (acc, k) in acc.iter_mut().zip(k.as_chunks::<ROWS>().0) {
+        weigh_rows(acc, keep, weights, k, tile);
     }
+    for (acc, k) in acc_rest.iter_mut().zip(k_rest) {
+        let (acc, k) = (std::array::from_mut(acc), std::array::from_ref(k));
+        weigh_rows(acc, keep, weights, k, tile);
+    }
+}
+
+/// [`weigh_keys`] for `N` rows.
+#[inline(always)]
+fn weigh_rows<const N: usize>(
+    acc: &mut [[f32; TOGETHER]; N],
+    keep: &[f32; TOGETHER],
+    weights: &[[f32; TOGETHER]; BLOCK],
+    k: &[[f32; BLOCK]; N],
+    tile: Tile<'_>,
+) {
+    let mut sums = *acc;
+    for sums in &mut sums {
+        sums.iter_mut().zip(keep).for_each(|(sum, keep)| *sum *= keep);
+    }
+    for (p, weights) in weights.iter().enumerate().take(tile.to).skip(tile.from) {
+        for (sums, k) in sums.iter_mut().zip(k) {
+            sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum = w.mul_add(k[p], *sum));
+        }
+    }
+    *acc = sums;
 }
 
 /// Where a reference looks: in the entries or the keys, the block, and the place in it.

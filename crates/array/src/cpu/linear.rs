@@ -1,8 +1,9 @@
 //! Everything that reads a matrix: packing, lookups, linear layers and experts.
 //!
-//! Owns how a product is cut for threads (panels of 16 outputs) and where quantised activations live (the node's
-//! scratch). Float weights, and those of 8-bit floats, meet f32 activations, always; other quantised ones meet 8-bit activations
-//! unless the device is exact. The arithmetic itself, with its plain twin, is in [`crate::matmul`].
+//! Owns how a product is cut for threads (panels of 16 outputs) and where quantised activations live
+//! (the node's scratch). Float weights, and those of 8-bit floats, meet f32 activations, always;
+//! other quantised ones meet 8-bit activations unless the device is exact. The arithmetic itself,
+//! with its plain twin, is in [`crate::matmul`].
 
 use std::ops::Range;
 

@@ -136,8 +136,8 @@ pub fn matmul_f32(
 /// Writes the columns of `panels` of the product of `int8` activations and quantised weights.
 ///
 /// # Panics
-/// If the [format](Format::quantises_activations) takes `f32` activations, or the slices, the rows of `x` and of `y`, and `panels` do not
-/// fit `layout`.
+/// If the [format](Format::quantises_activations) takes `f32` activations, or the slices, the rows
+/// of `x` and of `y`, and `panels` do not fit `layout`.
 pub fn matmul_q8(
     isa: Isa,
     layout: &PanelLayout,

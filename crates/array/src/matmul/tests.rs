@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::format::Affine;
 use crate::panel::pack_panels;
 use crate::quant::tests::pattern;
 
@@ -218,24 +219,58 @@ fn what_is_not_finite_stays_so_and_what_is_tiny_is_zero() {
     assert_eq!(back, [0.0; 32]);
 }
 
+/// The product of one row of 32 weights, all of the block `src`, with 32 times `x`.
+fn one_block(format: Format, src: &[u8], x: f32, exact: bool, isa: Isa) -> f32 {
+    let layout = PanelLayout::new(format, 1, 32).unwrap();
+    let mut panels = vec![0; layout.bytes()];
+    pack_panels(&layout, src, 0..1, &mut panels);
+    let x = [x; 32];
+    let mut y = [0.0];
+    // SAFETY: one number.
+    let out = unsafe { Output::new(y.as_mut_ptr(), 1, 1) };
+    if exact {
+        matmul_f32(isa, &layout, &panels, Rows::new(&x, 1, 32, 32), None, out, 0..1);
+    } else {
+        let xq = quantized(Isa::SCALAR, &x, 32);
+        matmul_q8(isa, &layout, &panels, QuantizedRows::new(&xq, 1, 32), None, out, 0..1);
+    }
+    y[0]
+}
+
 /// The extremes of codes and activations, where 16-bit sums of pairs would saturate.
 #[test]
 fn extreme_codes_do_not_saturate() {
-    for code in [0x80_u8, 0x7f, 0x81, 0] {
-        let layout = PanelLayout::new(Format::Q8_0, 1, 32).unwrap();
-        let mut src = vec![code; 34];
-        src[..2].copy_from_slice(&half::f16::ONE.to_le_bytes());
-        let mut panels = vec![0; layout.bytes()];
-        pack_panels(&layout, &src, 0..1, &mut panels);
-        for x in [[127.0; 32], [-127.0; 32]] {
-            let xq = quantized(Isa::SCALAR, &x, 32);
-            for isa in Isa::available() {
-                let mut y = [0.0];
-                // SAFETY: one number.
-                let out = unsafe { Output::new(y.as_mut_ptr(), 1, 1) };
-                matmul_q8(isa, &layout, &panels, QuantizedRows::new(&xq, 1, 32), None, out, 0..1);
-                assert_eq!(y[0], 32.0 * x[0] * f32::from(code as i8), "{}", isa.name());
-            }
+    let affine8 = Format::Affine(Affine::new(8, 32, true).unwrap());
+    let one = half::f16::ONE.to_le_bytes();
+    for code in [0x80_u8, 0x7f, 0x81, 0xff, 0] {
+        let q8_0 = [&one[..], &[code; 32]].concat();
+        let a8 = [&1_f32.to_le_bytes()[..], &[0; 4], &[code; 32]].concat();
+        for (x, isa) in
+            [127.0, -127.0].into_iter().flat_map(|x| Isa::available().map(move |i| (x, i)))
+        {
+            let y = one_block(Format::Q8_0, &q8_0, x, false, isa);
+            assert_eq!(y, 32.0 * x * f32::from(code as i8), "{}", isa.name());
+            let y = one_block(affine8, &a8, x, false, isa);
+            assert_eq!(y, 32.0 * x * f32::from(code), "{}", isa.name());
+        }
+    }
+    // The lowest and the highest level of the table.
+    for (codes, level) in [(0x00, -127.0), (0xff, 113.0)] {
+        let src = [&one[..], &[codes; 16]].concat();
+        for isa in Isa::available() {
+            let y = one_block(Format::IQ4_NL, &src, 127.0, false, isa);
+            assert_eq!(y, 32.0 * 127.0 * level, "{}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn exponent_bytes_are_powers_of_two_down_to_the_last() {
+    for e in [0, 1, 2, 127, 240] {
+        let src = [&[e][..], &[0x22; 16]].concat();
+        for isa in Isa::available() {
+            let y = one_block(Format::MXFP4, &src, 1.0, true, isa);
+            assert_eq!(y, 2_f32.powi(i32::from(e) - 122), "{} {e}", isa.name());
         }
     }
 }

@@ -8,7 +8,7 @@ mod shape;
 use crate::state::StateRef;
 use crate::weight::WeightRef;
 
-pub use shape::{MOST_GATHERED, MOST_SHARED_HEADS, MOST_STREAMS, MOST_TAPS};
+pub use shape::{MOST_KEY, MOST_SHARED_HEADS, MOST_STREAMS, MOST_TAPS};
 
 /// A tensor of a recorded step, by the place of the node that makes it.
 pub type Id = u32;

@@ -16,8 +16,9 @@ pub const MOST_TAPS: usize = 8;
 /// The most query heads that share a key head.
 pub const MOST_SHARED_HEADS: usize = 128;
 
-/// The most numbers of a key, and of its value if it has one of its own, where keys are chosen.
-pub const MOST_GATHERED: usize = 1024;
+/// The most numbers of a key, and of its value if it has one of its own, where keys are chosen; and of a value that is a
+/// part of its key.
+pub const MOST_KEY: usize = 1024;
 
 type Checked = Result<Shape, String>;
 
@@ -217,8 +218,8 @@ impl Op {
                         format!("a choice of every {every}, entries of every {unit}")
                     })?;
                     let numbers = gathered(keys, values);
-                    ensure(numbers <= MOST_GATHERED, || {
-                        format!("a choice of keys of {numbers}, at most {MOST_GATHERED}")
+                    ensure(numbers <= MOST_KEY, || {
+                        format!("a choice of keys of {numbers}, at most {MOST_KEY}")
                     })?;
                 }
                 Ok(s)
@@ -269,7 +270,8 @@ impl Op {
                 dv
             }
             Values::Keys { dim: dv } => {
-                ensure(dv > 0 && dv <= dim, || format!("values of {dv} in keys of {dim}"))?;
+                let fits = dv > 0 && dv <= dim && dv <= MOST_KEY;
+                ensure(fits, || format!("values of {dv} in keys of {dim}, at most {MOST_KEY}"))?;
                 dv
             }
         };

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::delta::kda_mixers;
 use super::fields::Fields;
-use super::{Family, Mixer, ssm};
+use super::{Family, Mixer, deepseek_v4, ssm};
 use crate::error::{Error, Result};
 use crate::rope::{RopeSpec, Scaling};
 
@@ -18,9 +18,11 @@ pub(super) fn heads(f: &Fields<'_>, family: Family, hidden: usize) -> Result<[us
     }
     let heads = f.size("num_attention_heads")?;
     let kv_heads = f.size_or("num_key_value_heads", heads)?;
-    let dim = match f.size_opt("head_dim")? {
-        Some(dim) => dim,
-        None => f.size_or("attention_head_dim", hidden / heads)?,
+    // Where heads don't rotate, some writers leave a 0.
+    let dim = match f.count("head_dim")? {
+        Some(dim) if dim > 0 => dim,
+        Some(_) if !family.is_latent() => return Err(f.missing("head_dim")),
+        _ => f.size_or("attention_head_dim", hidden / heads)?,
     };
     if !heads.is_multiple_of(kv_heads) {
         let what = format!("{heads} heads can't share {kv_heads} key heads");
@@ -49,6 +51,9 @@ pub(super) fn mixers(
     let layers = rotates.len();
     if let Some(mixers) = ssm::mixers(f, family, layers)? {
         return Ok(mixers);
+    }
+    if family == Family::DeepSeekV4 {
+        return deepseek_v4::mixers(f, layers);
     }
     let slides = slides(f, family, rotates, window)?;
     if let Some(list) = f.list("layer_types")? {

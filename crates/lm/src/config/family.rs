@@ -154,6 +154,11 @@ impl Family {
         matches!(self, F::DeepSeekV32 | F::DeepSeekV4 | F::Glm5Next)
     }
 
+    /// The residual is a few streams.
+    pub(super) fn has_streams(self) -> bool {
+        matches!(self, F::DeepSeekV4 | F::Glm5Next)
+    }
+
     /// Layers of the gated delta rule with one decay a head.
     pub(crate) fn is_delta_hybrid(self) -> bool {
         matches!(self, F::Qwen3Next | F::Qwen35 | F::Qwen35Moe)

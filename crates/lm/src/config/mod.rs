@@ -6,10 +6,13 @@
 mod acting;
 mod attention;
 mod conv;
+mod deepseek_v4;
 mod delta;
 mod family;
 mod fields;
 mod gemma4;
+mod hyper;
+mod kpool;
 mod mla;
 mod moe;
 mod multipliers;
@@ -18,10 +21,13 @@ mod ssm;
 use serde_json::Value;
 
 pub use conv::ConvConfig;
+pub use deepseek_v4::DeepSeekV4Config;
 pub use delta::{DeltaConfig, KdaConfig};
 pub use family::Family;
 pub(crate) use fields::Fields;
 pub use gemma4::{Gemma4Config, Gemma4Experts};
+pub use hyper::HyperConfig;
+pub use kpool::KPoolConfig;
 pub use mla::{IndexerConfig, MlaConfig};
 pub use moe::MoeConfig;
 pub use multipliers::Multipliers;
@@ -39,6 +45,10 @@ pub enum Mixer {
     Sliding,
     /// A recurrence: the gated delta rule, a selective scan, or a short convolution.
     Linear,
+    /// Attention over a window, and over the best of entries that a few tokens share.
+    Sparse,
+    /// Attention over a window, and over entries that many tokens share.
+    Heavy,
     /// Nothing: the layer is an MLP.
     Mlp,
     /// Nothing: the layer is a mixture of experts.
@@ -91,6 +101,9 @@ pub struct Config {
     pub conv: Option<ConvConfig>,
     pub mla: Option<MlaConfig>,
     pub gemma4: Option<Gemma4Config>,
+    pub kpool: Option<KPoolConfig>,
+    pub hyper: Option<HyperConfig>,
+    pub deepseek_v4: Option<DeepSeekV4Config>,
     pub kda: Option<KdaConfig>,
     pub ssm: Option<SsmConfig>,
     pub multipliers: Multipliers,
@@ -138,12 +151,19 @@ impl Config {
             Family::Gemma4 => Some(gemma4::gemma4(f, kv_heads, &mut mixers)?),
             _ => None,
         };
+        let v4 = family == Family::DeepSeekV4;
+        let indexer = if family.has_indexer() { Some(mla::indexer(f)?) } else { None };
+        let kpool = match indexer {
+            Some(i) if family == Family::Glm5Next => Some(kpool::kpool(f, i, &mixers)?),
+            _ => None,
+        };
         let eps = eps(f, family)?;
         let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
         let context = attention::context(f, family)?;
         let (rope, sliding_rope) = match &gemma4 {
             Some(g) => gemma4::ropes(f, head_dim, g.global_dim)?,
+            None if v4 => (deepseek_v4::rope(f, head_dim, "main")?, None),
             None => attention::ropes(f, family, rotated, context)?,
         };
         let (attention_bias, output_bias) = attention::biases(f, family)?;
@@ -193,8 +213,14 @@ impl Config {
             multipliers: multipliers::multipliers(f, family)?,
             conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
             mla,
-            indexer: if family.has_indexer() { Some(mla::indexer(f)?) } else { None },
+            indexer,
             gemma4,
+            kpool,
+            hyper: if family.has_streams() { Some(hyper::hyper(f)?) } else { None },
+            deepseek_v4: match v4 {
+                true => Some(deepseek_v4::deepseek_v4(f, heads, head_dim, layers)?),
+                false => None,
+            },
             eos: ids(f.get("eos_token_id"))?,
         })
     }

@@ -80,6 +80,9 @@ pub(super) fn moe(f: &Fields<'_>, family: Family, layers: usize) -> Result<MoeCo
                 limit: f.positive("swiglu_limit")?.unwrap_or(7.0),
                 alpha: f.positive("swiglu_alpha")?.unwrap_or(1.702),
             },
+            Family::DeepSeekV4 | Family::Glm5Next => {
+                Glu::Clipped { limit: f.positive("swiglu_limit")?.unwrap_or(10.0) }
+            }
             _ => Glu::Of(Map::Silu),
         },
     };
@@ -116,6 +119,7 @@ fn scoring(f: &Fields<'_>, family: Family) -> Result<Scoring> {
         Family::Mixtral
             | Family::MiniMaxM2
             | Family::GptOss
+            | Family::DeepSeekV4
             | Family::Granite
             | Family::GraniteMoeHybrid
     );

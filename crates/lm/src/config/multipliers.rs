@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::Family;
 use super::fields::Fields;
+use super::{Config, Family};
 use crate::error::{Error, Result};
 
 /// Factors, 1 where a family has none.
@@ -45,6 +45,18 @@ impl Default for Multipliers {
             ssm_out: 1.0,
             ssm: [1.0; 5],
         }
+    }
+}
+
+impl Multipliers {
+    /// What is left of them where MLX has multiplied the weights of `falcon_h1` with all that it knows: not the values,
+    /// and a head that is the embedding has the wrong factor.
+    pub(crate) fn in_weights(self, config: &Config) -> Self {
+        if config.family != Family::FalconH1 {
+            return self;
+        }
+        let logits = if config.tied { self.logits / self.embedding } else { 1.0 };
+        Self { logits, attention_out: self.attention_in, ..Self::default() }
     }
 }
 

@@ -199,7 +199,9 @@ fn spellings(shape: &Config, all: &mut Map<String, Value>) {
         }
         _ => {}
     }
-    default(all, "head_dim", shape.head_dim);
+    if shape.mla.is_none() && shape.head_dim > 0 {
+        default(all, "head_dim", shape.head_dim);
+    }
 }
 
 fn granite_layer(kind: &Value) -> Value {

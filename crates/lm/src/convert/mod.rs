@@ -20,7 +20,7 @@ use serde_json::Value;
 pub use quantize::{Mixed, Mode, Quantize};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, Family};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::weights::Progress;
 
@@ -94,9 +94,6 @@ fn notes(source: &Checkpoint, shape: &Config) -> Vec<String> {
         notes.push(
             "a GGUF file has no tokenizer.json: add that of the original model for text".to_owned(),
         );
-    }
-    if matches!(shape.family, Family::DeadValues) {
-        notes.push("dead_values is a family of tests".to_owned());
     }
     notes
 }

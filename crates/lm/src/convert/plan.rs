@@ -14,6 +14,7 @@ use super::{Options, tensor};
 use crate::checkpoint::{Checkpoint, RawDtype, RawTensor};
 use crate::config::{Config, Family};
 use crate::error::{Error, Result};
+use crate::weights::is_harmless;
 
 /// All that will be written.
 pub(super) struct Plan {
@@ -148,7 +149,7 @@ pub(super) fn plan(source: &Checkpoint, shape: &Config, options: &Options<'_>) -
 
 impl Planner<'_> {
     fn add(&mut self, t: &RawTensor<'_>) -> Result<()> {
-        if rules::NOT_TEXT.iter().any(|start| t.name.starts_with(start)) {
+        if is_harmless(t.name, self.shape) || t.name == "rope_freqs.weight" {
             return Ok(());
         }
         let [root, head_root] = roots(self.shape.family);
@@ -156,11 +157,8 @@ impl Planner<'_> {
         if ["lm_head.", "model.lm_head.", "head."].iter().any(|head| inner.starts_with(head)) {
             let name = inner.strip_prefix("model.").unwrap_or(inner);
             let name = format!("{head_root}{name}");
-            return if self.shape.tied {
-                Ok(())
-            } else {
-                self.put(name, t, t.shape, Part::whole(t))
-            };
+            let part = self.adjusted("lm_head.weight", Part::whole(t))?;
+            return if self.shape.tied { Ok(()) } else { self.put(name, t, t.shape, part) };
         }
         let path = ROOTS.iter().find_map(|root| t.name.strip_prefix(root)).unwrap_or(t.name);
         if self.is_superfluous(path) {
@@ -169,19 +167,16 @@ impl Planner<'_> {
         self.make(&|name: &str| format!("{root}{name}"), path, t)
     }
 
-    /// Layers behind the last one predict further tokens; gemma4's later layers share keys that the files have too.
+    /// gemma4's later layers share keys, and the files have some for them all the same.
     fn is_superfluous(&self, path: &str) -> bool {
+        let own = ["self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm."];
+        if self.shape.family != Family::Gemma4 || !own.iter().any(|part| path.contains(part)) {
+            return false;
+        }
+        let count = self.source.config_number("num_kv_shared_layers").unwrap_or(0);
         let number = path.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
         let layer = number.and_then(|(n, _)| n.parse::<usize>().ok());
-        let Some(layer) = layer else { return false };
-        let shared = || {
-            let count = self.source.config_number("num_kv_shared_layers").unwrap_or(0);
-            let own = ["self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm."];
-            self.shape.family == Family::Gemma4
-                && layer >= self.shape.layers.saturating_sub(count)
-                && own.iter().any(|part| path.contains(part))
-        };
-        layer >= self.shape.layers || shared()
+        layer.is_some_and(|layer| layer >= self.shape.layers.saturating_sub(count))
     }
 
     fn make(
@@ -200,7 +195,6 @@ impl Planner<'_> {
             before => rooted(&format!("{before}.{name}")),
         };
         match fit.make {
-            Make::Drop => Ok(()),
             Make::As(name) => self.put(named(name), t, t.shape, Part::whole(t)),
             Make::Expert(name) => self.put_expert(named(name), t, fit.number),
             Make::Halves(names) => self.put_halves(names.map(named), t),

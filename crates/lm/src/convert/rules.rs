@@ -9,8 +9,6 @@ use crate::config::Family;
 /// What a tensor becomes; names replace what the pattern has matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Make {
-    /// Nothing: it is computed, or of no use for text.
-    Drop,
     /// The same under another name.
     As(&'static str),
     /// One expert of a stack, at the number that `#` stood for.
@@ -32,7 +30,7 @@ pub(super) enum Make {
 }
 
 use Family as F;
-use Make::{As, Drop, Expert, Flat, Halves, LatentHeads, Pairs, PlusOne, Taps, Turned};
+use Make::{As, Expert, Flat, Halves, LatentHeads, Pairs, PlusOne, Taps, Turned};
 
 type Row = (&'static str, Make);
 
@@ -41,7 +39,6 @@ const UP: &str = "switch_mlp.up_proj.weight";
 const DOWN: &str = "switch_mlp.down_proj.weight";
 
 const ALL: &[Row] = &[
-    ("rotary_emb.inv_freq", Drop),
     ("experts.#.gate_proj.weight", Expert(GATE)),
     ("experts.#.up_proj.weight", Expert(UP)),
     ("experts.#.down_proj.weight", Expert(DOWN)),
@@ -176,24 +173,6 @@ fn ends_with<'a>(path: &'a str, pattern: &str) -> Option<(&'a str, usize)> {
     }
     Some((rest, number))
 }
-
-/// Tensors that no text model needs, by the start of their names.
-pub(super) const NOT_TEXT: [&str; 14] = [
-    "vision_tower.",
-    "model.vision_tower.",
-    "vision_model.",
-    "visual.",
-    "model.visual.",
-    "multi_modal_projector.",
-    "model.multi_modal_projector.",
-    "audio_tower.",
-    "model.audio_tower.",
-    "model.embed_vision.",
-    "model.embed_audio.",
-    "mtp.",
-    "model.mtp.",
-    "rope_freqs.",
-];
 
 /// Weights that are routers. They keep 8 bits where others get fewer.
 pub(super) fn is_router(name: &str) -> bool {

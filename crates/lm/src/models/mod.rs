@@ -3,9 +3,11 @@
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
 mod deepseek_v3;
+mod deepseek_v4;
 mod falcon_h1;
 mod gemma3;
 mod gemma4;
+mod glm5_next;
 mod granite;
 mod kimi_linear;
 mod lfm2;
@@ -46,6 +48,9 @@ pub fn load(
     let (read, adapted) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
     // MLX adds the 1 to the norms of these families when it saves them.
     let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
+    let in_weights = mlx
+        .then(|| Config { multipliers: config.multipliers.in_weights(config), ..config.clone() });
+    let config = in_weights.as_ref().unwrap_or(config);
     let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
     let w = &w.with_progress(&read, progress).with_adapter(&adapted);
@@ -90,6 +95,7 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
         Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
         Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
-        Family::DeepSeekV4 | Family::Glm5Next => todo!(),
+        Family::DeepSeekV4 => Box::new(deepseek_v4::DeepSeekV4::load(w, config)?),
+        Family::Glm5Next => Box::new(glm5_next::Glm5Next::load(w, config)?),
     })
 }

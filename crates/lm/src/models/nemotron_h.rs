@@ -45,6 +45,10 @@ struct Moe {
 
 impl Moe {
     fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
+        let [up, down] = match w.in_files("switch_mlp.fc1.weight") {
+            true => ["fc1", "fc2"],
+            false => ["up_proj", "down_proj"],
+        };
         let missing = || Error::file("this field is missing").at("n_routed_experts");
         let m = c.moe.as_ref().ok_or_else(missing)?;
         let width = m.latent.unwrap_or(c.hidden);
@@ -59,8 +63,8 @@ impl Moe {
             router: w.linear("gate", [m.experts, c.hidden], false)?,
             correction: w.vector("gate.e_score_correction_bias", m.experts, 0.0, |b| b)?,
             latent,
-            up: w.experts("up_proj", m.experts, [m.intermediate, width])?,
-            down: w.experts("down_proj", m.experts, [width, m.intermediate])?,
+            up: w.experts(up, m.experts, [m.intermediate, width])?,
+            down: w.experts(down, m.experts, [width, m.intermediate])?,
             shared: Mlp::load(&w.at("shared_experts"), c, m.shared_intermediate)?,
             k: m.per_token,
             scoring: m.scoring,

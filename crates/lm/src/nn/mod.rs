@@ -3,6 +3,7 @@
 //! Owns the layers that more than one family uses. Shapes are `[T, cols]`: `T` tokens of all rows of a step.
 
 mod attention;
+mod hyper;
 mod kda;
 mod mamba;
 mod mla;
@@ -12,6 +13,7 @@ mod rope;
 use longrun_array::{Glu, Map, Step, Tensor, Weight};
 
 pub use attention::{Attention, AttentionKind};
+pub use hyper::{Hyper, HyperHead, spread};
 pub use kda::Kda;
 pub use mamba::Mamba;
 pub use mla::Mla;

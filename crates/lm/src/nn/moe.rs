@@ -12,6 +12,8 @@ pub struct Moe {
     router: Linear,
     /// Added to the scores where experts are chosen, `[experts]`.
     correction: Option<Weight>,
+    /// The experts of each id, `[ids, k]`.
+    table: Option<Weight>,
     gate: Weight,
     up: Weight,
     down: Weight,
@@ -28,6 +30,24 @@ impl Moe {
     /// # Errors
     /// A weight is missing or misshapen.
     pub fn load(w: &Weights<'_>, c: &Config, m: &MoeConfig) -> Result<Self> {
+        Self::load_with(w, c, m, None)
+    }
+
+    /// Experts that a table has for each id of the vocabulary.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); the table names an expert that is none.
+    pub fn load_by_id(w: &Weights<'_>, c: &Config, m: &MoeConfig) -> Result<Self> {
+        let table = w.table("gate.tid2eid", c.vocab * m.per_token, m.experts)?;
+        Self::load_with(w, c, m, Some(table))
+    }
+
+    fn load_with(
+        w: &Weights<'_>,
+        c: &Config,
+        m: &MoeConfig,
+        table: Option<Weight>,
+    ) -> Result<Self> {
         let (h, n, i) = (c.hidden, m.experts, m.intermediate);
         let biased = c.family == Family::GptOss;
         let [gate, up, down] = if biased {
@@ -40,17 +60,18 @@ impl Moe {
             [gate, up, w.experts(names[2], n, [h, i])?]
         };
         let correction = match m.scoring.score {
+            _ if table.is_some() => None,
             Score::Softmax => None,
             _ => {
-                let outer = "e_score_correction_bias";
-                let inner = format!("gate.{outer}");
-                let name = if w.in_files(outer) { outer } else { &inner };
-                Some(w.vector(name, n, 0.0, |b| b)?)
+                let names =
+                    ["gate.e_score_correction_bias", "e_score_correction_bias", "gate.bias"];
+                Some(w.vector(w.first_named(&names), n, 0.0, |b| b)?)
             }
         };
         Ok(Self {
             router: w.linear(w.first_of(&["gate", "router"]), [n, h], biased)?,
             correction,
+            table,
             gate,
             up,
             down,
@@ -66,9 +87,10 @@ impl Moe {
     #[track_caller]
     pub fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
         let logits = self.router.apply(x);
-        let routing = match &self.correction {
-            Some(bias) => logits.route_with(self.k, self.scoring, bias),
-            None => logits.route(self.k, self.scoring),
+        let routing = match (&self.table, &self.correction) {
+            (Some(table), _) => logits.route_by_id(self.k, self.scoring, table),
+            (None, Some(bias)) => logits.route_with(self.k, self.scoring, bias),
+            (None, None) => logits.route(self.k, self.scoring),
         }; // [T, 2k]
         let (gate, up, f) = (Some(&self.gate), &self.up, self.f);
         let bias = self.biases.as_ref().map(|[gate, up, _]| [gate, up]);

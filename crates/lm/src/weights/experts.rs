@@ -1,4 +1,4 @@
-//! Stacked experts whose gate and up rows alternate.
+//! What experts alone have: stacks whose gate and up rows alternate, and tables of whole numbers.
 //!
 //! Owns one layout in two orientations: `gate_up_proj [experts, 2 I, H]` with `down_proj [experts, H, I]`, and both
 //! turned, `[experts, H, 2 I]` with `[experts, I, H]`, as transformers saves plain numbers.
@@ -6,11 +6,64 @@
 use std::borrow::Cow;
 
 use longrun_array::Weight;
+use safetensors::Dtype;
 
 use super::{HostMatrix, Source, Weights};
+use crate::checkpoint::{Checkpoint, RawDtype};
 use crate::error::{Error, Result};
 
 impl Weights<'_> {
+    /// `count` whole numbers below `below`, of a tensor of i64 or i32 of any shape; a seed draws them.
+    ///
+    /// # Errors
+    /// The tensor is missing, of another type or size, or has a number that can't be.
+    pub(crate) fn table(&self, name: &str, count: usize, below: usize) -> Result<Weight> {
+        let numbers = match self.source {
+            Source::Seed(_) => {
+                let drawn = self.numbers(name, count, 0.0)?;
+                drawn.iter().map(|x| ((x.abs() * 1e4) as usize % below) as f32).collect()
+            }
+            Source::Checkpoint(c) => self.whole_numbers(c, name, count, below)?,
+        };
+        Ok(Weight::vector(self.runtime, &self.full(name), &numbers)?)
+    }
+
+    fn whole_numbers(
+        &self,
+        c: &Checkpoint,
+        name: &str,
+        count: usize,
+        below: usize,
+    ) -> Result<Vec<f32>> {
+        let full = self.full(name);
+        let t = c
+            .raw(&full)
+            .ok_or_else(|| Error::file(format!("the tensor {full:?} is missing")).at(c.source()))?;
+        let width = match t.dtype {
+            RawDtype::Safetensors(Dtype::I64) => 8,
+            RawDtype::Safetensors(Dtype::I32) => 4,
+            other => {
+                let what = format!("the tensor {full:?} is stored as {other}");
+                return Err(Error::unsupported(what).at(c.source()));
+            }
+        };
+        if t.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(count) {
+            let what = format!("tensor {full:?} is {:?}, config.json makes it {count}", t.shape);
+            return Err(Error::file(what).at(c.source()));
+        }
+        self.note(full.clone(), c);
+        let number = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..width].copy_from_slice(bytes);
+            let n = u64::from_le_bytes(word);
+            let n = usize::try_from(n).ok().filter(|n| *n < below);
+            let wrong =
+                || Error::file(format!("tensor {full:?}: an expert of {below} that is none"));
+            n.map(|n| n as f32).ok_or_else(wrong)
+        };
+        t.data.chunks_exact(width).map(number).collect()
+    }
+
     /// Gate, up `[experts, inner, cols]` and down `[experts, cols, inner]` of `experts.gate_up_proj` and
     /// `experts.down_proj`, whose rows alternate; or of three stacks under their own names.
     ///

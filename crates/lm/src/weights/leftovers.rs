@@ -77,7 +77,8 @@ pub(crate) fn nothing_is_left(
         .hint("the model computes something that this build does not know"))
 }
 
-fn is_harmless(name: &str, config: &Config) -> bool {
+/// Whether `name` is of no use for text: another model inside of the same files, or a buffer.
+pub(crate) fn is_harmless(name: &str, config: &Config) -> bool {
     let parts: Vec<&str> = name.split('.').collect();
     let last = parts[parts.len() - 1];
     let beyond = |pair: &[&str]| {

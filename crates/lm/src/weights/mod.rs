@@ -16,7 +16,7 @@ use longrun_array::{Format, MatrixSpec, Runtime, Weight};
 
 use draw::{Draw, bf16};
 pub(crate) use host::HostMatrix;
-pub(crate) use leftovers::nothing_is_left;
+pub(crate) use leftovers::{is_harmless, nothing_is_left};
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
@@ -55,7 +55,10 @@ const ROOTS: [&str; 5] =
     ["model.", "language_model.model.", "model.language_model.", "backbone.", ""];
 
 /// The names that writers give the embedding.
-const EMBEDDINGS: [&str; 3] = ["embed_tokens", "embeddings", "embedding"];
+const EMBEDDINGS: [&str; 4] = ["embed_tokens", "embeddings", "embedding", "embed"];
+
+/// The names that writers give the head.
+const HEADS: [&str; 2] = ["lm_head", "head"];
 
 impl<'a> Weights<'a> {
     /// All weights of a source. `less_one` says that norm weights are stored less 1; `eps` goes into every norm.
@@ -131,11 +134,16 @@ impl<'a> Weights<'a> {
     fn tensor(&self, c: &'a Checkpoint, name: &str) -> Result<TensorView<'a>> {
         let full = self.full(name);
         let tensor = c.weight(&full)?;
+        self.note(full, c);
+        Ok(tensor)
+    }
+
+    /// Notes that the tensor of this name was read.
+    fn note(&self, full: String, c: &Checkpoint) {
         if let Some((read, report)) = self.read {
             read.borrow_mut().insert(full);
             report(read.borrow().len(), c.raw_tensors().len());
         }
-        Ok(tensor)
     }
 
     /// Whether the checkpoint has `name`; a seed has everything.
@@ -149,6 +157,11 @@ impl<'a> Weights<'a> {
     /// Whether the files have `name`; a seed has no files.
     pub(crate) fn in_files(&self, name: &str) -> bool {
         matches!(self.source, Source::Checkpoint(c) if c.raw(&self.full(name)).is_some())
+    }
+
+    /// The first of these names that the files have; the first of all where they have none.
+    pub(crate) fn first_named<'n>(&self, names: &[&'n str]) -> &'n str {
+        names.iter().find(|name| self.in_files(name)).unwrap_or(&names[0])
     }
 
     /// The first of these that the files have as `NAME.weight`; the first of all where they have none.
@@ -364,6 +377,7 @@ impl<'a> Weights<'a> {
                 format!("experts.{name}"),
                 format!("experts.{name}.weight"),
                 format!("switch_mlp.{name}.weight"),
+                format!("experts.switch_glu.{name}.weight"),
             ];
             if let Some(stacked) = stacked.iter().find(|n| c.raw(&self.full(n)).is_some()) {
                 return self.stack(stacked, experts, [rows, cols]);
@@ -465,15 +479,16 @@ impl<'a> Weights<'a> {
     ) -> Result<(Weight, Linear)> {
         let name = format!("{}.weight", self.first_of(&EMBEDDINGS));
         let embedding = self.matrix(&name, [vocab, hidden])?;
-        let head = "lm_head.weight";
         let outside = self.root.strip_suffix("model.").unwrap_or("");
         let at = |root| Self { root, prefix: String::new(), ..self.clone() };
-        let root = [outside, "", self.root].into_iter().find(|root| at(root).in_files(head));
+        let mut all = HEADS.iter().flat_map(|head| [outside, "", self.root].map(|r| (r, *head)));
+        let found = all.find(|(root, head)| at(root).in_files(&format!("{head}.weight")));
+        let (root, head) = found.map_or((None, HEADS[0]), |(root, head)| (Some(root), head));
         // A word about tying may be another model's, or outdated; a second copy of the embedding is none.
         let own = match (self.source, root) {
             (Source::Checkpoint(c), Some(root)) => {
                 let bytes = |name: String| c.raw(&name).map(|t| t.data);
-                bytes(self.full(&name)) != bytes(at(root).full(head))
+                bytes(self.full(&name)) != bytes(at(root).full(&format!("{head}.weight")))
             }
             _ => false,
         };
@@ -481,7 +496,7 @@ impl<'a> Weights<'a> {
             let weight = embedding.clone();
             return Ok((embedding, Linear { weight, bias: None, adapter: None }));
         }
-        let head = at(root.unwrap_or("")).linear("lm_head", [vocab, hidden], false)?;
+        let head = at(root.unwrap_or("")).linear(head, [vocab, hidden], false)?;
         Ok((embedding, head))
     }
 }

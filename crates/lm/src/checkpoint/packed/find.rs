@@ -1,7 +1,7 @@
 //! Finding packed weights among the tensors of a safetensors checkpoint.
 //!
-//! Owns the names that writers give to parts. Every part must be taken by a weight: one that is left
-//! would mean numbers that nobody accounted for.
+//! Owns the names that writers give to parts. Every part must be taken by a weight: one that is
+//! left would mean numbers that nobody accounted for.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Weights whose codes are integers about a zero point: GPTQ, AWQ and compressed-tensors.
 //!
-//! Owns their names and layouts. `(code - zero) * scale` becomes `scale * code - zero * scale`, which
-//! for the few bits of codes and scales is the same number.
+//! Owns their names and layouts. `(code - zero) * scale` becomes `scale * code - zero * scale`,
+//! which for the few bits of codes and scales is the same number.
 
 use safetensors::Dtype;
 
@@ -54,7 +54,7 @@ pub(super) fn by_columns(parts: &mut Parts<'_>, base: &str) -> Result<Packed> {
     Ok(Packed { shape, packing, codes, order, grid, scales, global: None, mins, group_of })
 }
 
-/// Bits of a code where `words` hold a column of codes; `listed` is the number of columns, if known.
+/// Bits of a code where `words` hold a row's codes; `listed` is the number of columns, if known.
 fn gptq_bits(stated: Option<usize>, words: usize, listed: Option<usize>) -> Result<usize> {
     let all = words.checked_mul(32).ok_or_else(|| Error::file("its size overflows"))?;
     let bits = match listed {

@@ -1,8 +1,8 @@
-//! Weights that a checkpoint keeps in several tensors: codes, scales, perhaps minima or zero points.
+//! Weights that a checkpoint keeps in several tensors: codes, scales, minima or zero points.
 //!
-//! Owns finding them by what writers call their parts, and joining the parts of one weight into rows
-//! of blocks when it is asked for. Refuses parts that do not fit each other, parts that belong to
-//! nothing, and whatever would change a number on the way.
+//! Owns finding them by what writers call their parts, and joining the parts of one weight into
+//! rows of blocks when it is asked for. Refuses parts that do not fit each other, parts that belong
+//! to nothing, and whatever would change a number on the way.
 
 mod codes;
 mod config;
@@ -366,8 +366,8 @@ fn expect_bytes(what: &str, placed: &Placed, expected: Option<usize>) -> Result<
     }
 }
 
-/// The same numbers with scales in `f32`, if `format` is the narrow form of a packed weight. Weights
-/// that are joined must be of one form, and each is put together as narrow as its numbers allow.
+/// The same numbers with scales in `f32`, if `format` is the narrow form of a packed weight.
+/// Weights that are joined must be of one form, and each comes as narrow as its numbers allow.
 pub(crate) fn widened(format: Format, data: &[u8]) -> Option<(Format, Cow<'static, [u8]>)> {
     let (wide, halves) = match format {
         Format::Affine(f) if !f.is_wide() => {
