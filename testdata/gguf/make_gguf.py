@@ -64,6 +64,46 @@ def as_published(family, config, tensors):
             tensors[name] = tensors[name].reshape(1, 1, own["num_heads"], 1)
 
 
+    if kind == "deepseek_v4":
+        deepseek_v4(config, tensors)
+    if kind == "glm5_next":
+        text = config["text_config"]
+        text["linear_attn_config"] = {
+            "num_heads": text["linear_num_heads"],
+            "head_dim": text["linear_head_dim"],
+            "short_conv_kernel_size": text["linear_conv_kernel_dim"],
+            "gate_lower_bound": text["linear_lower_bound"],
+        }
+        text |= {"mla_use_nope": True, "first_k_dense_replace": 1, "scoring_func": "sigmoid"}
+
+
+def deepseek_v4(config, tensors):
+    """transformers has the original names, but for a few."""
+    for name in list(tensors):
+        old = name.removeprefix("model.").replace("embed_tokens", "embed").replace("hc_head.hc_", "hc_head_")
+        tensors[old.replace("attn.norm.", "attn.kv_norm.")] = tensors.pop(name)
+    rates = config["compress_rates"] | {"sliding_attention": 0}
+    config["compress_ratios"] = [rates[kind] for kind in config["layer_types"]]
+    config["num_hash_layers"] = config.get("mlp_layer_types", []).count("hash_moe")
+    stretched = config["rope_parameters"]["compress"] | {"rope_theta": config["rope_theta"]}
+    config["rope_scaling"] = {name: x for name, x in stretched.items() if name != "attention_factor"}
+    config["num_nextn_predict_layers"] = 0
+
+
+def plain_experts(model, layer, projection, key):
+    """In place of the converter's own: golden experts are no codes."""
+    import gguf
+    import torch
+
+    count = model.hparams["n_routed_experts"]
+    names = [f"layers.{layer}.ffn.experts.{e}.{projection}.weight" for e in range(count)]
+    stack = torch.stack([model.model_tensors[name]() for name in names])
+    stack = type(stack).to_eager(stack) if hasattr(type(stack), "to_eager") else stack
+    data = stack.contiguous().view(torch.uint8).numpy()
+    model.gguf_writer.add_tensor(model.format_tensor_name(key, layer), data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    return names
+
+
 def write_gguf(family, out, kind):
     import gguf
     import torch
@@ -85,6 +125,8 @@ def write_gguf(family, out, kind):
         converter.set_vocab = vocabulary
         # The golden folders have no layers that guess further tokens.
         converter.no_mtp = True
+        if hasattr(converter, "_write_mxfp4_expert_tensor"):
+            converter._write_mxfp4_expert_tensor = plain_experts
         kind = getattr(gguf.LlamaFileType, kind)
         converter(folder, kind, out, model_name=family).write()
 
@@ -139,6 +181,8 @@ CANNOT = {
     "falcon_h1_before",
     "granitemoehybrid_dense",
     "falcon_h1_factors",
+    # No more than glm5_next_shared, and large.
+    "glm5_next",
 }
 
 

@@ -64,4 +64,4 @@ families!(llama llama3_rope llama_linear mixtral ministral3 smollm3 qwen2 qwen2_
     seed_oss olmo2 olmo3 glm4 glm4_moe minimax_m2 gpt_oss gemma2 gemma3 gemma4 gemma4_shared gemma4_moe deepseek_v3
     deepseek_v32 kimi_linear kimi_linear_small qwen3_next qwen3_5 qwen3_5_moe mamba2 nemotron_h nemotron_h_latent
     falcon_h1 falcon_h1_folded granite granitemoeshared granitemoehybrid granitemoehybrid_plain lfm2 qwen3_moe_sparse
-    deepseek_v3_stretch);
+    deepseek_v3_stretch deepseek_v4 deepseek_v4_hash glm5_next_shared);

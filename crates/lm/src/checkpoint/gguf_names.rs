@@ -27,6 +27,12 @@ const GEMMA4_OUTER: Table = &[
     ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
 ];
 
+const HYPER_OUTER: Table = &[
+    ("output_hc_fn.weight", "model.hc_head_fn"),
+    ("output_hc_base.weight", "model.hc_head_base"),
+    ("output_hc_scale.weight", "model.hc_head_scale"),
+];
+
 /// Names of attention in the module `$at`.
 macro_rules! attention {
     ($at:literal) => {
@@ -59,6 +65,47 @@ const LATENT: Table = &[
     ("indexer.attn_k", "self_attn.indexer.wk"),
     ("indexer.k_norm", "self_attn.indexer.k_norm"),
     ("indexer.proj", "self_attn.indexer.weights_proj"),
+];
+
+/// Pools of positions.
+const POOLS: Table = &[
+    ("indexer_compressor_ape.weight", "self_attn.indexer.index_kpool_compress_ape"),
+    ("indexer_compressor_gate.weight", "self_attn.indexer.index_kpool_compress_gate"),
+];
+
+/// DeepSeek V4, as its own checkpoints have it.
+const ENTRIES: Table = &[
+    ("attn_norm", "attn_norm"),
+    ("ffn_norm.weight", "ffn_norm.weight"),
+    ("attn_sinks.weight", "attn.attn_sink"),
+    ("attn_q_a", "attn.wq_a"),
+    ("attn_q_a_norm", "attn.q_norm"),
+    ("attn_q_b", "attn.wq_b"),
+    ("attn_kv", "attn.wkv"),
+    ("attn_kv_a_norm", "attn.kv_norm"),
+    ("attn_output_a", "attn.wo_a"),
+    ("attn_output_b", "attn.wo_b"),
+    ("attn_compressor_ape.weight", "attn.compressor.ape"),
+    ("attn_compressor_kv", "attn.compressor.wkv"),
+    ("attn_compressor_gate", "attn.compressor.wgate"),
+    ("attn_compressor_norm", "attn.compressor.norm"),
+    ("indexer.attn_q_b", "attn.indexer.wq_b"),
+    ("indexer.proj", "attn.indexer.weights_proj"),
+    ("indexer_compressor_ape.weight", "attn.indexer.compressor.ape"),
+    ("indexer_compressor_kv", "attn.indexer.compressor.wkv"),
+    ("indexer_compressor_gate", "attn.indexer.compressor.wgate"),
+    ("indexer_compressor_norm", "attn.indexer.compressor.norm"),
+    ("ffn_gate_tid2eid.weight", "ffn.gate.tid2eid"),
+];
+
+/// How residual streams are mixed.
+const HYPER: Table = &[
+    ("hc_attn_fn.weight", "hc_attn_fn"),
+    ("hc_attn_base.weight", "hc_attn_base"),
+    ("hc_attn_scale.weight", "hc_attn_scale"),
+    ("hc_ffn_fn.weight", "hc_ffn_fn"),
+    ("hc_ffn_base.weight", "hc_ffn_base"),
+    ("hc_ffn_scale.weight", "hc_ffn_scale"),
 ];
 
 /// Names of a plain MLP in the module `$at`.
@@ -100,6 +147,7 @@ const EXPERTS: Table = experts!("mlp", "gate");
 const ROUTED_EXPERTS: Table = experts!("mlp", "router");
 const SPARSE_EXPERTS: Table = experts!("block_sparse_moe", "gate");
 const GRANITE_EXPERTS: Table = experts!("block_sparse_moe", "router.layer");
+const FFN_EXPERTS: Table = experts!("ffn", "gate");
 const MIXER_EXPERTS: Table = experts!("mixer", "gate");
 const GEMMA4_EXPERTS: Table = &[
     ("ffn_gate_inp.weight", "router.proj.weight"),
@@ -123,6 +171,7 @@ macro_rules! shared {
     };
 }
 const SHARED: Table = shared!("mlp.shared_experts");
+const SHARED_FFN: Table = shared!("ffn.shared_experts");
 const SHARED_ONE: Table = shared!("mlp.shared_expert");
 const SHARED_MLP: Table = shared!("shared_mlp");
 const SHARED_MIXER: Table = shared!("mixer.shared_experts");
@@ -238,6 +287,8 @@ fn tables(arch: &str) -> Option<Tables> {
         "olmo2" | "gemma2" | "gemma3" => (&[], &[FOUR_NORMS, ATTENTION, MLP]),
         "gemma4" => (GEMMA4_OUTER, &[FOUR_NORMS, GEMMA4_LAYER, ATTENTION, MLP, GEMMA4_EXPERTS]),
         "deepseek2" | "deepseek32" => (&[], &[NORMS, LATENT, ATTENTION, MLP, EXPERTS, SHARED]),
+        "deepseek4" => (HYPER_OUTER, &[ENTRIES, HYPER, FFN_EXPERTS, SHARED_FFN]),
+        "glm5-next" => (&[], &[NORMS, KDA, LATENT, POOLS, ATTENTION, MLP, EXPERTS, SHARED, HYPER]),
         "kimi-linear" => (&[], &[NORMS, KDA, LATENT, ATTENTION, MLP, EXPERTS, SHARED]),
         "qwen3next" | "qwen35" | "qwen35moe" => {
             (&[], &[POST_NORMS, DELTA, ATTENTION, MLP, EXPERTS, SHARED_ONE])
@@ -361,7 +412,7 @@ mod tests {
 
     #[test]
     fn no_two_names_of_an_architecture_become_one() {
-        for arch in ALL.into_iter().chain(["lfm2"]) {
+        for arch in ALL.into_iter().chain(["lfm2", "deepseek4", "glm5-next"]) {
             let known = tables(arch).unwrap();
             let stems: Vec<&str> = known.layer.concat().iter().map(|row| row.0).collect();
             let inner = stems.iter().filter(|stem| !SPELLINGS.contains(stem)).flat_map(|stem| {

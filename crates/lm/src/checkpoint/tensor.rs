@@ -63,6 +63,17 @@ impl RawDtype {
         }
     }
 
+    /// Bytes of a number of a GGUF type that is no weight and has no blocks.
+    pub(super) fn plain_bytes(self) -> Option<usize> {
+        match self {
+            Self::Ggml(24) => Some(1),
+            Self::Ggml(25) => Some(2),
+            Self::Ggml(26) => Some(4),
+            Self::Ggml(27 | 28) => Some(8),
+            _ => None,
+        }
+    }
+
     /// Whether this can be a weight.
     pub fn is_weight(self) -> bool {
         matches!(self, Self::Weight(_) | Self::Packed(_))

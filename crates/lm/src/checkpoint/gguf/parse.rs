@@ -271,7 +271,10 @@ impl Description {
         let elements = shape.iter().try_fold(1_usize, |n, dim| n.checked_mul(*dim));
         let elements = elements.ok_or_else(too_large)?;
         let bytes = match dtype.format() {
-            None => None,
+            None => match dtype.plain_bytes() {
+                None => None,
+                Some(bytes) => Some(elements.checked_mul(bytes).ok_or_else(too_large)? as u64),
+            },
             Some(format) => {
                 let cols = shape.last().copied().unwrap_or(1);
                 if !cols.is_multiple_of(format.block_len()) {

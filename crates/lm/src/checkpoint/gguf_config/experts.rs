@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// How the scores of experts are made, as GGUF numbers it.
 const SOFTMAX: u64 = 1;
-const SIGMOID: u64 = 2;
+pub(super) const SIGMOID: u64 = 2;
 
 /// Counts and widths of experts under the names of qwen.
 fn counts(keys: &Keys<'_>, config: &mut Config, count: &str) -> Result<()> {
@@ -49,7 +49,7 @@ pub(super) fn qwen(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
 
 /// Checks that experts are scored by sigmoids. Where a file does not say, the runtime that defined the format takes
 /// `unsaid`.
-fn only_sigmoid(keys: &Keys<'_>, unsaid: u64) -> Result<()> {
+pub(super) fn only_sigmoid(keys: &Keys<'_>, unsaid: u64) -> Result<()> {
     let key = "expert_gating_func";
     let said = keys.uint(key)?.filter(|n| *n > 0);
     match said.unwrap_or(unsaid) {
@@ -66,7 +66,7 @@ fn only_sigmoid(keys: &Keys<'_>, unsaid: u64) -> Result<()> {
 }
 
 /// What deepseek, glm and kimi have alike.
-fn grouped(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
+pub(super) fn grouped(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     counts(keys, config, "n_routed_experts")?;
     set(config, "moe_intermediate_size", width(keys, config)?);
     set_some(config, "n_shared_experts", keys.uint("expert_shared_count")?);

@@ -77,6 +77,18 @@ impl Keys<'_> {
         Ok(first)
     }
 
+    /// A number that a file may give once or once a layer; the layers must agree.
+    pub(super) fn uniform_float(&self, key: &str) -> Result<Option<f64>> {
+        let Some(numbers) = self.numbers(key) else { return self.float(key) };
+        let mut values = numbers.iter().map(|value| value.as_float());
+        let first = values.next().flatten();
+        if first.is_none() || values.any(|v| v != first) {
+            let what = format!("{:?} differs from layer to layer", self.key(key));
+            return Err(Error::unsupported(what));
+        }
+        Ok(first.map(shortest))
+    }
+
     /// A count that a file may give once or once a layer, as a list of at most `layers`.
     pub(super) fn per_layer(&self, key: &str, layers: u64) -> Result<Option<Vec<u64>>> {
         let Some(numbers) = self.numbers(key) else { return Ok(None) };

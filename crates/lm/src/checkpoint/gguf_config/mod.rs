@@ -11,6 +11,7 @@
 mod dense;
 mod experts;
 mod hybrid;
+mod hyper;
 mod keys;
 mod rope;
 
@@ -75,6 +76,8 @@ pub(super) fn config(gguf: &Gguf, shards: &[Bytes]) -> Result<Value> {
         "minimax-m2" => experts::minimax,
         "gpt-oss" => experts::gpt_oss,
         "deepseek2" | "deepseek32" => experts::deepseek,
+        "deepseek4" => hyper::deepseek_v4,
+        "glm5-next" => hyper::glm5_next,
         "kimi-linear" => hybrid::kimi_linear,
         "qwen3next" | "qwen35" | "qwen35moe" => hybrid::qwen,
         "mamba2" => hybrid::mamba2,
@@ -146,7 +149,11 @@ fn heads(keys: &Keys<'_>, config: &mut Config, hidden: u64) -> Result<()> {
     set(config, "num_key_value_heads", key_heads.filter(|n| *n > 0).unwrap_or(heads));
     let key_length = keys.uint("attention.key_length")?;
     let head_dim = match latent {
-        true => keys.need("rope.dimension_count")?,
+        // Without turned columns this size is nobody's.
+        true => match keys.need("rope.dimension_count")? {
+            0 => key_length.unwrap_or(hidden / heads),
+            turned => turned,
+        },
         false => key_length.unwrap_or(hidden / heads),
     };
     let value_dim = keys.uint("attention.value_length")?.unwrap_or(head_dim);
