@@ -34,7 +34,7 @@ pub(crate) fn scaled(x: Tensor<'_>, factor: f32) -> Tensor<'_> {
 pub struct Linear {
     pub(crate) weight: Weight,
     pub(crate) bias: Option<Weight>,
-    pub(crate) adapter: Option<LowRank>,
+    pub(crate) adapter: Option<Box<LowRank>>,
 }
 
 /// `x A^T B^T`: two small matrices, `A [rank, cols]` and `B [rows, rank]`.
@@ -49,7 +49,7 @@ impl Linear {
     pub fn apply<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
         let y = x.linear(&self.weight, self.bias.as_ref());
         match &self.adapter {
-            Some(LowRank { a, b }) => y + x.linear(a, None).linear(b, None),
+            Some(pair) => y + x.linear(&pair.a, None).linear(&pair.b, None),
             None => y,
         }
     }

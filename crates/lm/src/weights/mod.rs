@@ -97,7 +97,7 @@ impl<'a> Weights<'a> {
         name: &str,
         shape: [usize; 2],
         order: Option<&[usize]>,
-    ) -> Result<Option<LowRank>> {
+    ) -> Result<Option<Box<LowRank>>> {
         let (Source::Checkpoint(c), Some(adapted)) = (self.source, self.adapted) else {
             return Ok(None);
         };
@@ -119,7 +119,7 @@ impl<'a> Weights<'a> {
         };
         let pair = LowRank { a: put(&all(&delta.a, [delta.rank, shape[1]]))?, b: put(&b)? };
         adapted.borrow_mut().insert(full);
-        Ok(Some(pair))
+        Ok(Some(Box::new(pair)))
     }
 
     /// The weights below `name`.
