@@ -220,6 +220,21 @@ fn layers_that_differ_are_refused_and_equal_ones_pass() {
     assert!(refusal(&set(&[])).contains("differs from layer to layer"));
 }
 
+#[test]
+fn what_ends_a_turn_depends_on_the_architecture() {
+    let words = ["<|end|>", "<|return|>", "<|im_end|>", "<|user|>"];
+    let ends = |arch: &str| {
+        let mut gguf = model(arch);
+        gguf.pairs.retain(|pair| pair.0 != "tokenizer.ggml.tokens");
+        let gguf = gguf.strings("tokenizer.ggml.tokens", &words);
+        let config = open(&gguf.u32("tokenizer.ggml.eot_token_id", 9)).config().clone();
+        config["eos_token_id"].clone()
+    };
+    assert_eq!(ends("qwen3"), json!([2, 9]));
+    assert_eq!(ends("phi3"), json!([2, 9, 0]));
+    assert_eq!(ends("glm4"), json!([2, 9, 3]));
+}
+
 /// Part `no` of `count`, with one tensor of its own.
 fn part(no: u8, count: u8) -> Gguf {
     let gguf = if no == 0 { model("llama") } else { Gguf::new("llama") };

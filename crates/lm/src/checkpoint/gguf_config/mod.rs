@@ -26,6 +26,13 @@ use crate::{Error, Result};
 /// Texts of tokens that end a turn or a document. Files name only one of them as their `eos`.
 const END_TOKENS: [&str; 6] =
     ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>"];
+/// Such texts of single architectures; others use the same for other things.
+const OWN_END_TOKENS: &[(&[&str], &[&str])] = &[
+    (&["phi3"], &["<|end|>"]),
+    (&["gpt-oss"], &["<|return|>", "<|call|>"]),
+    (&["gemma4"], &["<turn|>"]),
+    (&["glm4", "glm4moe", "glm5-next"], &["<|user|>", "<|observation|>"]),
+];
 /// Keys with further ids at which generation stops.
 const END_KEYS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
@@ -128,7 +135,7 @@ fn common(keys: &Keys<'_>) -> Result<Config> {
     if let Some(id) = keys.gguf.uint("tokenizer.ggml.bos_token_id")? {
         set(&mut config, "bos_token_id", id);
     }
-    set(&mut config, "eos_token_id", end_ids(keys.gguf)?);
+    set(&mut config, "eos_token_id", end_ids(keys)?);
     Ok(config)
 }
 
@@ -175,15 +182,18 @@ fn heads(keys: &Keys<'_>, config: &mut Config, hidden: u64) -> Result<()> {
 }
 
 /// Every id that ends generation, the file's own `eos` first.
-fn end_ids(gguf: &Gguf) -> Result<Value> {
+fn end_ids(keys: &Keys<'_>) -> Result<Value> {
     let mut ids: Vec<u64> = Vec::new();
     for key in END_KEYS {
-        ids.extend(gguf.uint(key)?);
+        ids.extend(keys.gguf.uint(key)?);
     }
-    if let Some(tokens) = gguf.strings("tokenizer.ggml.tokens")? {
-        let ends = tokens.iter().zip(0..).filter(|(text, _)| END_TOKENS.contains(text));
+    let own = OWN_END_TOKENS.iter().find(|(archs, _)| archs.contains(&keys.arch));
+    let own = own.map_or(&[][..], |(_, texts)| texts);
+    if let Some(tokens) = keys.gguf.strings("tokenizer.ggml.tokens")? {
+        let is_end = |text: &&str| END_TOKENS.contains(text) || own.contains(text);
+        let ends = tokens.iter().zip(0..).filter(|(text, _)| is_end(text));
         // A vocabulary has each text once; a hostile one must not make the list long.
-        ids.extend(ends.map(|(_, id)| id).take(END_TOKENS.len()));
+        ids.extend(ends.map(|(_, id)| id).take(END_TOKENS.len() + own.len()));
     }
     let mut unique = Vec::new();
     for id in ids {
