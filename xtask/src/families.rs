@@ -53,42 +53,91 @@ fn between(page: &str, name: &str, text: &str) -> Result<String> {
     Ok(format!("{head}{begin}\n{text}\n{end}{tail}"))
 }
 
-/// One line a folder (or GGUF file), and how many are beyond their bound.
-fn table(binary: &Path, group: &str) -> Result<(String, usize)> {
+/// One checkpoint and its reference.
+struct Subject {
+    name: String,
+    model: PathBuf,
+    against: PathBuf,
+}
+
+/// The checkpoints of a group, sorted.
+fn subjects(group: &str) -> Result<Vec<Subject>> {
     let folder = root().join("testdata").join(group);
     let list = std::fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let mut paths: Vec<PathBuf> = list.flatten().map(|entry| entry.path()).collect();
-    paths.retain(|path| path.is_dir() && path.join("golden.safetensors").exists());
-    paths.sort();
+    let mut subjects = Vec::new();
+    for path in list.flatten().map(|entry| entry.path()) {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let against = path.join("golden.safetensors");
+        if path.extension().is_some_and(|extension| extension == "pieces") {
+            let golden = root().join("testdata/golden").join(&name);
+            let (model, against) = (whole(&path, &golden)?, golden.join("golden.safetensors"));
+            subjects.push(Subject { name, model, against });
+        } else if against.exists() {
+            subjects.push(Subject { name, model: path, against });
+        }
+    }
+    subjects.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(subjects)
+}
+
+/// The GGUF file whose pieces `path` lists, see `testdata/gguf/make_gguf.py`.
+fn whole(path: &Path, golden: &Path) -> Result<PathBuf> {
+    let bad = || format!("{}: the pieces do not fit", path.display());
+    let read = |path: &Path| std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()));
+    let (pieces, source) = (read(path)?, read(&golden.join("model.safetensors"))?);
+    let (mut file, mut rest) = (Vec::new(), pieces.strip_prefix(b"PIECES\0\0").ok_or_else(bad)?);
+    let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).map_err(|_| bad());
+    while !rest.is_empty() {
+        let (head, tail) = rest.split_at_checked(16).ok_or_else(bad)?;
+        let (offset, len) = (number(&head[..8])?, number(&head[8..])? as usize);
+        rest = tail;
+        if offset == u64::MAX {
+            let (literal, tail) = rest.split_at_checked(len).ok_or_else(bad)?;
+            file.extend_from_slice(literal);
+            rest = tail;
+        } else {
+            let from = source.get(offset as usize..).and_then(|s| s.get(..len));
+            file.extend_from_slice(from.ok_or_else(bad)?);
+        }
+    }
+    let folder = target().join("families");
+    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let to = folder.join(path.file_stem().unwrap_or_default()).with_extension("gguf");
+    std::fs::write(&to, file).map_err(|e| format!("{}: {e}", to.display()))?;
+    Ok(to)
+}
+
+/// One line a checkpoint, and how many are beyond their bound.
+fn table(binary: &Path, group: &str) -> Result<(String, usize)> {
     let mut text = String::from(match group {
-        "golden" => {
-            "| checkpoint | worst difference | greedy tokens | same bits in all ways |\n|---|---|---|---|\n"
+        "quantized" => {
+            "| checkpoint | worst, `--exact` | greedy | worst, default | greedy |\n|---|---|---|---|---|\n"
         }
         _ => {
-            "| checkpoint | worst, `--exact` | greedy | worst, default | greedy |\n|---|---|---|---|---|\n"
+            "| checkpoint | worst difference | greedy tokens | same bits in all ways |\n|---|---|---|---|\n"
         }
     });
     let mut failed = 0;
-    for path in paths {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        eprintln!("xtask: {group}/{name}");
-        let exact = check(binary, &path, true)?;
+    for subject in subjects(group)? {
+        eprintln!("xtask: {group}/{}", subject.name);
+        let exact = check(binary, &subject, true)?;
         failed += usize::from(exact.code != 0);
         let Worst { relative, agreed, compared, bits, .. } = exact;
-        let _ = write!(text, "| `{name}` | {relative:.1e} | {agreed} of {compared} |");
-        if group == "golden" {
-            let _ = writeln!(text, " {} |", if bits { "yes" } else { "NO" });
-        } else {
-            let Worst { relative, agreed, compared, .. } = check(binary, &path, false)?;
+        let _ = write!(text, "| `{}` | {relative:.1e} | {agreed} of {compared} |", subject.name);
+        if group == "quantized" {
+            let Worst { relative, agreed, compared, .. } = check(binary, &subject, false)?;
             let _ = writeln!(text, " {relative:.1e} | {agreed} of {compared} |");
+        } else {
+            let _ = writeln!(text, " {} |", if bits { "yes" } else { "NO" });
         }
     }
     Ok((text, failed))
 }
 
-fn check(binary: &Path, model: &Path, exact: bool) -> Result<Worst> {
+fn check(binary: &Path, subject: &Subject, exact: bool) -> Result<Worst> {
     let mut command = Command::new(binary);
-    command.arg("check").arg("--model").arg(model).arg("--json");
+    command.arg("check").arg("--model").arg(&subject.model).arg("--json");
+    command.arg("--against").arg(&subject.against);
     let output = capture(command.args(exact.then_some("--exact")))?;
     let mut worst = Worst { bits: true, code: output.code, ..Worst::default() };
     let number = |line: &str, name: &str| -> Option<f64> {

@@ -110,7 +110,7 @@ fn a_wrong_step_is_refused_with_the_line_that_wrote_it() {
     refused("decay", line!(), "wants slots of 24", |r, s| { let _ = x(r, s).decay(&r.vector, &r.vector, s.open(&r.slots), DecayCurve::Softplus); });
     refused("decay", line!(), "wants slots of 10", |r, s| { let _ = x(r, s).columns(0, 5).decay(&r.vector, &r.vector, s.open(&r.slots), DecayCurve::Softplus); });
     refused("decay", line!(), "wants all tokens", |r, s| { let _ = x(r, s).take_outputs().decay(&r.vector, &r.vector, s.open(&r.slots), DecayCurve::Softplus); });
-    refused("delta_rule", line!(), "columns [12, 12, 12, 12, 12], wants [2, 2, 2, 1, 1]", |r, s| { let _ = delta(x(r, s)).rule(DeltaHeads { hk: 1, hv: 1, dk: 2, dv: 2 }, s.open(&r.slots)); });
+    refused("delta_rule", line!(), "columns [12, 12, 12, 12, 12], wants [2, 2, 2, 2, 1]", |r, s| { let _ = delta(x(r, s)).rule(DeltaHeads { hk: 1, hv: 1, dk: 2, dv: 2 }, s.open(&r.slots)); });
     refused("delta_rule", line!(), "value heads per key head", |r, s| { let _ = fives(x(r, s)).rule(DeltaHeads { hk: 5, hv: 12, dk: 1, dv: 1 }, s.open(&r.slots)); });
     refused("emit", line!(), "a result already", |r, s| { s.emit(x(r, s)); s.emit(x(r, s)); });
 }

@@ -39,7 +39,22 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         let what = format!("{layers} layers, {experts} experts, interval {interval} can't be");
         return Err(Error::usage(what));
     }
-    let mut config = json!({
+    let mut config = common(family, [hidden, layers, experts, interval]);
+    recurrent(&mut config, family, interval, layers);
+    compressed(&mut config, family, interval, layers);
+    if family == "ministral3" {
+        config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1});
+    }
+    if shape.attention_only {
+        config["layer_types"] = vec!["full_attention"; layers].into();
+    }
+    Ok(config)
+}
+
+/// What most families read.
+fn common(family: &str, [hidden, layers, experts, interval]: [usize; 4]) -> Value {
+    json!({
         "model_type": family,
         "vocab_size": 160,
         "hidden_size": hidden,
@@ -76,17 +91,7 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
         "linear_conv_kernel_dim": 4,
-    });
-    recurrent(&mut config, family, interval, layers);
-    compressed(&mut config, family, interval, layers);
-    if family == "ministral3" {
-        config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0,
-            "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1});
-    }
-    if shape.attention_only {
-        config["layer_types"] = vec!["full_attention"; layers].into();
-    }
-    Ok(config)
+    })
 }
 
 /// Adds the sizes of selective scans and of delta attention, in the words of their families, and the list of layers
@@ -134,8 +139,8 @@ fn compressed(config: &mut Value, family: &str, interval: usize, layers: usize) 
         "gemma4" => {
             let shared = if interval > 1 && layers >= 2 * interval { 2 } else { 0 };
             json!({"global_head_dim": 32, "attention_k_eq_v": true, "num_kv_shared_layers": shared,
-                "hidden_size_per_layer_input": 16, "enable_moe_block": true, "top_k_experts": config["num_experts_per_tok"],
-                "rope_parameters": null})
+                "hidden_size_per_layer_input": 16, "enable_moe_block": true,
+                "top_k_experts": config["num_experts_per_tok"], "rope_parameters": null})
         }
         _ => return,
     };

@@ -30,16 +30,12 @@ fn executor(family: &str) -> Executor {
         ..TinyShape::default()
     };
     let mut config = tiny::config(family, shape).unwrap();
+    let rates = json!({"compressed_sparse_attention": 4, "heavily_compressed_attention": 16});
     for (name, value) in [
         ("sliding_window", json!(8)),
         ("index_topk", json!(if family == "glm5_next" { 8 } else { 5 })),
         ("index_kpool", json!(4)),
-        (
-            "compress_rates",
-            json!({
-                "compressed_sparse_attention": 4, "heavily_compressed_attention": 16
-            }),
-        ),
+        ("compress_rates", rates),
     ] {
         config[name] = value;
     }

@@ -3,7 +3,7 @@
 mod checkpoint_build;
 
 use checkpoint_build::{
-    ARRAY, F32, Gguf, GgufTensor, I32, Scratch, T_F16, T_F32, T_IQ4_XS, U8, U64, array, model, text,
+    ARRAY, F32, Gguf, GgufTensor, I32, Scratch, T_F16, T_F32, T_IQ3_S, U8, U64, array, model, text,
 };
 use longrun_array::format::Format;
 use longrun_lm::checkpoint::{Checkpoint, Gguf as Parsed, GgufValue, RawDtype};
@@ -196,13 +196,13 @@ fn unknown_names_and_architectures_stay_as_they_are() {
 
 #[test]
 fn an_unknown_type_is_listed_and_refused_by_number() {
-    let gguf = model("llama").tensor("blk.0.attn_q.weight", &[256], T_IQ4_XS, vec![9; 136]);
+    let gguf = model("llama").tensor("blk.0.attn_q.weight", &[256], T_IQ3_S, vec![9; 110]);
     let checkpoint = open(&gguf);
     let name = "model.layers.0.self_attn.q_proj.weight";
-    assert_eq!(checkpoint.raw(name).unwrap().dtype, RawDtype::Ggml(23));
+    assert_eq!(checkpoint.raw(name).unwrap().dtype, RawDtype::Ggml(21));
     let error = checkpoint.weight(name).unwrap_err();
     assert_eq!(error.kind(), Kind::Unsupported);
-    assert!(error.to_string().contains("iq4_xs (GGUF type 23)"), "{error}");
+    assert!(error.to_string().contains("iq3_s (GGUF type 21)"), "{error}");
     let future = open(&model("llama").tensor("t", &[1], 4242, vec![0; 4]));
     assert!(future.weight("t").unwrap_err().to_string().contains("GGUF type 4242"));
 }
@@ -221,6 +221,73 @@ fn layers_that_differ_are_refused_and_equal_ones_pass() {
 }
 
 #[test]
+fn what_ends_a_turn_depends_on_the_architecture() {
+    let words = ["<|end|>", "<|return|>", "<|im_end|>", "<|user|>"];
+    let ends = |arch: &str| {
+        let mut gguf = model(arch);
+        gguf.pairs.retain(|pair| pair.0 != "tokenizer.ggml.tokens");
+        let gguf = gguf.strings("tokenizer.ggml.tokens", &words);
+        let config = open(&gguf.u32("tokenizer.ggml.eot_token_id", 9)).config().clone();
+        config["eos_token_id"].clone()
+    };
+    assert_eq!(ends("qwen3"), json!([2, 9]));
+    assert_eq!(ends("phi3"), json!([2, 9, 0]));
+    assert_eq!(ends("glm4"), json!([2, 9, 3]));
+}
+
+/// Part `no` of `count`, with one tensor of its own.
+fn part(no: u8, count: u8) -> Gguf {
+    let gguf = if no == 0 { model("llama") } else { Gguf::new("llama") };
+    let own = format!("blk.0.part{no}.weight");
+    gguf.raw("split.no", 2, &[no, 0]).raw("split.count", 2, &[count, 0]).zeros(&own, &[4])
+}
+
+#[test]
+fn the_parts_of_a_model_are_one() {
+    let total = part(0, 2).raw("split.tensors.count", I32, &4_i32.to_le_bytes());
+    let whole = Scratch::new("parts")
+        .with("m-00001-of-00002.gguf", total.finish())
+        .with("m-00002-of-00002.gguf", part(1, 2).finish());
+    let second = whole.path().join("m-00002-of-00002.gguf");
+    for path in [whole.path(), &second] {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        assert_eq!(checkpoint.config()["model_type"], "llama");
+        for name in ["model.embed_tokens.weight", "blk.0.part0.weight", "blk.0.part1.weight"] {
+            assert!(checkpoint.weight(name).is_ok(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn parts_that_make_no_model_are_refused() {
+    let open = |name: &str, first: Gguf, second: Option<Gguf>| {
+        let folder = Scratch::new(name).with("m-00001-of-00002.gguf", first.finish());
+        let folder = match second {
+            Some(second) => folder.with("m-00002-of-00002.gguf", second.finish()),
+            None => folder,
+        };
+        Checkpoint::open(folder.path()).unwrap_err().to_string()
+    };
+    for (name, first, second, says) in [
+        ("lost", part(0, 2), None, "m-00002-of-00002.gguf"),
+        ("count", part(0, 2), Some(part(1, 3)), "not part 1 of 2"),
+        ("order", part(0, 2), Some(part(0, 2)), "not part 1 of 2"),
+        ("name", part(0, 3), Some(part(1, 3)), "one of 3 parts"),
+        ("twice", part(0, 2), Some(part(1, 2).zeros("output_norm.weight", &[32])), "of this name"),
+        (
+            "total",
+            part(0, 2).raw("split.tensors.count", I32, &9_i32.to_le_bytes()),
+            Some(part(1, 2)),
+            "have 4 tensors",
+        ),
+    ] {
+        let error = open(name, first, second);
+        assert!(error.contains(says), "{says}: {error}");
+    }
+    assert!(refusal(&part(0, 2)).contains("one of 2 parts"));
+}
+
+#[test]
 fn config_errors_name_the_key() {
     for key in ["llama.embedding_length", "llama.attention.layer_norm_rms_epsilon"] {
         let mut gguf = model("llama");
@@ -231,7 +298,12 @@ fn config_errors_name_the_key() {
     let none = Gguf { pairs: Vec::new(), ..model("llama") };
     assert!(refusal(&none).contains("general.architecture"));
     assert!(refusal(&model("llama").u32("split.count", 2)).contains("one of 2 parts"));
-    assert!(refusal(&model("llama").u32("llama.expert_count", 8)).contains("Mixtral"));
+    let mixtral = model("llama").u32("llama.expert_count", 8);
+    assert!(refusal(&mixtral).contains("llama.expert_used_count"));
+    let old_deepseek = model("deepseek2")
+        .u32("deepseek2.attention.kv_lora_rank", 8)
+        .u32("deepseek2.rope.dimension_count", 4);
+    assert!(refusal(&old_deepseek).contains("softmax"));
     let longrope = model("qwen3").str("qwen3.rope.scaling.type", "longrope");
     assert!(refusal(&longrope).contains("longrope"));
     let mut layers = model("gemma3");

@@ -5,7 +5,7 @@
 mod checkpoint_build;
 
 use checkpoint_build::{
-    ARRAY, F32, Gguf, I32, Part, STRING, T_IQ4_XS, U8, array, model, safetensors, text, with_header,
+    ARRAY, F32, Gguf, I32, Part, STRING, T_IQ3_S, U8, array, model, safetensors, text, with_header,
 };
 use longrun_lm::array::counting::{CountingAllocator, Watch};
 use longrun_lm::checkpoint::{Checkpoint, EmbeddedFile, RawDtype};
@@ -75,7 +75,7 @@ fn gguf() -> Gguf {
         .f32("gemma3.rope.freq_base", 1e6)
         .u32("general.alignment", 32)
         .zeros("blk.0.attn_q.weight", &[2, 2])
-        .tensor("blk.0.attn_k.weight", &[256], T_IQ4_XS, vec![1; 136])
+        .tensor("blk.0.attn_k.weight", &[256], T_IQ3_S, vec![1; 110])
 }
 
 fn weights() -> Vec<u8> {

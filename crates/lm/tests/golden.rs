@@ -39,6 +39,7 @@ families!(llama llama3_rope llama_linear qwen3_yarn mistral qwen2 qwen3 qwen3_mo
     smollm3 qwen2_moe mixtral gemma2 deepseek_v3 deepseek_v3_yarn deepseek_v32 mamba2 nemotron_h falcon_h1
     granitemoehybrid kimi_linear phi3 olmo2 glm4 glm4_moe ministral3 minimax_m2 lfm2 gpt_oss
     llama_dynamic phi3_longrope ministral3_growth olmo3 seed_oss
+    qwen3_moe_sparse deepseek_v3_stretch falcon_h1_folded granitemoehybrid_plain
     gemma4 gemma4_shared gemma4_moe deepseek_v4 deepseek_v4_hash glm5_next glm5_next_shared
     falcon_h1_factors falcon_h1_before granitemoehybrid_dense nemotron_h_latent granite granitemoeshared
     kimi_linear_small);

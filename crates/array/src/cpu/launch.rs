@@ -103,49 +103,20 @@ fn run_fast(c: &Context<'_>, node: usize) {
         | Op::GroupedLinear { .. }
         | Op::ExpertsUp { .. }
         | Op::ExpertsDown { .. } => run_matrix(c, node),
-        Op::Route { logits, k, scoring, bias, table, gain } => {
-            let [bias, table, gain] = [bias, table, gain].map(|w| w.map(|w| c.vector(w)));
-            let router = Router { k, scoring, bias, table, gain };
-            route::route(c, c.get(logits), router, &c.out(node));
-        }
-        Op::HyperWeights { z, scale, base, n, iters, eps } => {
-            let mixing = Mixing { scale: c.vector(scale), base: c.vector(base), n, iters, eps };
-            hyper::weights(c, c.get(z), mixing, &c.out(node));
-        }
-        Op::HyperIn { streams, weights } => {
-            hyper::mix_in(c, c.get(streams), c.get(weights), &c.out(node));
-        }
-        Op::HyperOut { streams, y, weights } => {
-            hyper::mix_out(c, (c.get(streams), c.get(y), c.get(weights)), &c.out(node));
-        }
         Op::Rope { x, table, dim, start, interleaved, inverse } => {
             let heads = RopeHeads { dim, start, interleaved, inverse };
             ops::rope(c, c.get(x), c.get(table), heads, &c.out(node));
         }
-        Op::Attention { .. } => {
-            let (q, spec) = c.attention(op);
-            attention::attention(c, q, spec, &c.out(node));
+        Op::Route { .. } | Op::HyperWeights { .. } | Op::HyperIn { .. } | Op::HyperOut { .. } => {
+            run_mixing(c, node, false)
         }
-        Op::Select { .. } => select::select(c, c.select(op), node, &c.out(node)),
-        Op::Pool { x, gate, bias, state, every, overlap } => {
-            let (x, gate, bias) = (c.get(x), c.get(gate), c.vector(bias));
-            let pooled = Pooled { x, gate, bias, every, overlap };
-            select::pool(c, pooled, c.state(state), &c.out(node));
-        }
-        Op::Conv { x, taps, bias, state, f } => {
-            let bias = bias.map(|b| c.vector(b));
-            let args = ConvArgs { x: c.get(x), taps: c.vector(taps), bias, f };
-            recurrent::conv(c, args, c.state(state), &c.out(node));
-        }
-        Op::Decay { x, neg_a, bias, state, f } => {
-            let (neg_a, bias) = (c.vector(neg_a), c.vector(bias));
-            let args = DecayArgs { x: c.get(x), neg_a, bias, f };
-            recurrent::decay(c, args, c.state(state), &c.out(node));
-        }
-        Op::DeltaRule { state, .. } => {
-            recurrent::delta_rule(c, c.delta(op), c.state(state), &c.out(node));
-        }
-        Op::Ssm { state, .. } => ssm::ssm(c, c.scan(op), c.state(state), &c.out(node)),
+        Op::Attention { .. }
+        | Op::Select { .. }
+        | Op::Pool { .. }
+        | Op::Conv { .. }
+        | Op::Decay { .. }
+        | Op::DeltaRule { .. }
+        | Op::Ssm { .. } => run_stateful(c, node, false),
     }
 }
 
@@ -170,6 +141,83 @@ fn run_matrix(c: &Context<'_>, node: usize) {
             linear::experts_down(c, routed(x, routing), (down, bias), out);
         }
         _ => unreachable!("only matrices come here"),
+    }
+}
+
+/// Routers and hyper-connections, by the plain kernels or the fast ones.
+fn run_mixing(c: &Context<'_>, node: usize, plain: bool) {
+    let out = &c.out(node);
+    match c.plan.nodes[node].op {
+        Op::Route { logits, k, scoring, bias, table, gain } => {
+            let [bias, table, gain] = [bias, table, gain].map(|w| w.map(|w| c.vector(w)));
+            let router = Router { k, scoring, bias, table, gain };
+            let route = if plain { route::reference } else { route::route };
+            route(c, c.get(logits), router, out);
+        }
+        Op::HyperWeights { z, scale, base, n, iters, eps } => {
+            let mixing = Mixing { scale: c.vector(scale), base: c.vector(base), n, iters, eps };
+            if plain {
+                hyper::weights_reference(c.get(z), mixing, out);
+            } else {
+                hyper::weights(c, c.get(z), mixing, out);
+            }
+        }
+        Op::HyperIn { streams, weights } => {
+            let (streams, weights) = (c.get(streams), c.get(weights));
+            if plain {
+                hyper::mix_in_reference(streams, weights, out);
+            } else {
+                hyper::mix_in(c, streams, weights, out);
+            }
+        }
+        Op::HyperOut { streams, y, weights } => {
+            let args = (c.get(streams), c.get(y), c.get(weights));
+            if plain {
+                hyper::mix_out_reference(args, out);
+            } else {
+                hyper::mix_out(c, args, out);
+            }
+        }
+        _ => unreachable!("only mixing comes here"),
+    }
+}
+
+/// What reads or moves a state, by the plain kernels or the fast ones.
+fn run_stateful(c: &Context<'_>, node: usize, plain: bool) {
+    let (op, out) = (c.plan.nodes[node].op, &c.out(node));
+    match op {
+        Op::Attention { .. } => {
+            let (q, spec) = c.attention(op);
+            let attend = if plain { attention::reference } else { attention::attention };
+            attend(c, q, spec, out);
+        }
+        Op::Select { .. } if plain => select::select_reference(c, c.select(op), out),
+        Op::Select { .. } => select::select(c, c.select(op), node, out),
+        Op::Pool { x, gate, bias, state, every, overlap } => {
+            let (x, gate, bias) = (c.get(x), c.get(gate), c.vector(bias));
+            let pool = if plain { select::pool_reference } else { select::pool };
+            pool(c, Pooled { x, gate, bias, every, overlap }, c.state(state), out);
+        }
+        Op::Conv { x, taps, bias, state, f } => {
+            let bias = bias.map(|b| c.vector(b));
+            let args = ConvArgs { x: c.get(x), taps: c.vector(taps), bias, f };
+            let conv = if plain { reference::conv } else { recurrent::conv };
+            conv(c, args, c.state(state), out);
+        }
+        Op::Decay { x, neg_a, bias, state, f } => {
+            let (neg_a, bias) = (c.vector(neg_a), c.vector(bias));
+            let decay = if plain { reference::decay } else { recurrent::decay };
+            decay(c, DecayArgs { x: c.get(x), neg_a, bias, f }, c.state(state), out);
+        }
+        Op::DeltaRule { state, .. } => {
+            let rule = if plain { reference::delta_rule } else { recurrent::delta_rule };
+            rule(c, c.delta(op), c.state(state), out);
+        }
+        Op::Ssm { state, .. } => {
+            let scan = if plain { ssm::reference } else { ssm::ssm };
+            scan(c, c.scan(op), c.state(state), out);
+        }
+        _ => unreachable!("only what has a state comes here"),
     }
 }
 
@@ -207,50 +255,20 @@ fn run_plain(c: &Context<'_>, node: usize) {
         Op::UnitNorm { x, group, eps, scale } => {
             reference::unit_norm(c.get(x), (group, eps, scale), &c.out(node));
         }
-        Op::Route { logits, k, scoring, bias, table, gain } => {
-            let [bias, table, gain] = [bias, table, gain].map(|w| w.map(|w| c.vector(w)));
-            let router = Router { k, scoring, bias, table, gain };
-            route::reference(c, c.get(logits), router, &c.out(node));
-        }
-        Op::HyperWeights { z, scale, base, n, iters, eps } => {
-            let mixing = Mixing { scale: c.vector(scale), base: c.vector(base), n, iters, eps };
-            hyper::weights_reference(c.get(z), mixing, &c.out(node));
-        }
-        Op::HyperIn { streams, weights } => {
-            hyper::mix_in_reference(c.get(streams), c.get(weights), &c.out(node));
-        }
-        Op::HyperOut { streams, y, weights } => {
-            let args = (c.get(streams), c.get(y), c.get(weights));
-            hyper::mix_out_reference(args, &c.out(node));
-        }
         Op::Rope { x, table, dim, start, interleaved, inverse } => {
             let heads = RopeHeads { dim, start, interleaved, inverse };
             reference::rope(c.get(x), c.get(table), heads, &c.out(node));
         }
-        Op::Attention { .. } => {
-            let (q, spec) = c.attention(op);
-            attention::reference(c, q, spec, &c.out(node));
+        Op::Route { .. } | Op::HyperWeights { .. } | Op::HyperIn { .. } | Op::HyperOut { .. } => {
+            run_mixing(c, node, true)
         }
-        Op::Select { .. } => select::select_reference(c, c.select(op), &c.out(node)),
-        Op::Pool { x, gate, bias, state, every, overlap } => {
-            let (x, gate, bias) = (c.get(x), c.get(gate), c.vector(bias));
-            let pooled = Pooled { x, gate, bias, every, overlap };
-            select::pool_reference(c, pooled, c.state(state), &c.out(node));
-        }
-        Op::Conv { x, taps, bias, state, f } => {
-            let bias = bias.map(|b| c.vector(b));
-            let args = ConvArgs { x: c.get(x), taps: c.vector(taps), bias, f };
-            reference::conv(c, args, c.state(state), &c.out(node));
-        }
-        Op::Decay { x, neg_a, bias, state, f } => {
-            let (neg_a, bias) = (c.vector(neg_a), c.vector(bias));
-            let args = DecayArgs { x: c.get(x), neg_a, bias, f };
-            reference::decay(c, args, c.state(state), &c.out(node));
-        }
-        Op::DeltaRule { state, .. } => {
-            reference::delta_rule(c, c.delta(op), c.state(state), &c.out(node));
-        }
-        Op::Ssm { state, .. } => ssm::reference(c, c.scan(op), c.state(state), &c.out(node)),
+        Op::Attention { .. }
+        | Op::Select { .. }
+        | Op::Pool { .. }
+        | Op::Conv { .. }
+        | Op::Decay { .. }
+        | Op::DeltaRule { .. }
+        | Op::Ssm { .. } => run_stateful(c, node, true),
         // Copies, and matrices.
         Op::Columns { .. }
         | Op::Concat { .. }

@@ -122,27 +122,7 @@ impl Op {
                 })?;
                 Ok(Shape { cols: m.experts * m.rows, ..s })
             }
-            Self::Route { logits, k, scoring, bias, table, gain } => {
-                let s = of(logits);
-                ensure(k > 0 && k <= s.cols, || format!("{k} of {} experts", s.cols))?;
-                for each in bias.into_iter().chain(gain) {
-                    let len = vector(each)?;
-                    ensure(len == s.cols, || format!("a vector of {len}, {} experts", s.cols))?;
-                }
-                if let Some(table) = table {
-                    tokens(s)?;
-                    let len = vector(table)?;
-                    ensure(len.is_multiple_of(k), || format!("a table of {len} for {k} experts"))?;
-                }
-                if let Some(Groups { count, keep }) = scoring.groups {
-                    let whole = count > 0 && s.cols.is_multiple_of(count) && s.cols / count > 1;
-                    let enough = keep > 0 && keep <= count && keep * (s.cols / count.max(1)) >= k;
-                    ensure(whole && enough, || {
-                        format!("{k} of {} experts, {keep} of {count} groups", s.cols)
-                    })?;
-                }
-                Ok(Shape { cols: 2 * k, ..s })
-            }
+            Self::Route { logits, .. } => self.route(of(logits)),
             Self::ExpertsUp { x, routing, gate, up, bias, f } => {
                 let u = matrix(up)?;
                 let g = matrix(gate.unwrap_or(up))?;
@@ -171,6 +151,30 @@ impl Op {
             }
             _ => unreachable!("another rule's operation"),
         }
+    }
+
+    fn route(&self, s: Shape) -> Checked {
+        let Self::Route { k, scoring, bias, table, gain, .. } = *self else {
+            unreachable!("another rule's operation")
+        };
+        ensure(k > 0 && k <= s.cols, || format!("{k} of {} experts", s.cols))?;
+        for each in bias.into_iter().chain(gain) {
+            let len = vector(each)?;
+            ensure(len == s.cols, || format!("a vector of {len}, {} experts", s.cols))?;
+        }
+        if let Some(table) = table {
+            tokens(s)?;
+            let len = vector(table)?;
+            ensure(len.is_multiple_of(k), || format!("a table of {len} for {k} experts"))?;
+        }
+        if let Some(Groups { count, keep }) = scoring.groups {
+            let whole = count > 0 && s.cols.is_multiple_of(count) && s.cols / count > 1;
+            let enough = keep > 0 && keep <= count && keep * (s.cols / count.max(1)) >= k;
+            ensure(whole && enough, || {
+                format!("{k} of {} experts, {keep} of {count} groups", s.cols)
+            })?;
+        }
+        Ok(Shape { cols: 2 * k, ..s })
     }
 
     fn recurrent_shape(&self, of: &impl Fn(Id) -> Shape) -> Checked {

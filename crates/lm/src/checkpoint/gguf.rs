@@ -1,13 +1,14 @@
 //! The contents of a GGUF file: typed metadata and where its tensors lie.
 //!
 //! Owns the metadata's values and their typed access. How the bytes are read without trust is in
-//! `gguf/parse.rs`; what the names mean is in `gguf_names.rs` and `gguf_config.rs`.
+//! `gguf/parse.rs`; what the names mean is in `gguf_names.rs` and `gguf_config/`;
+//! models in several files are in `gguf_parts.rs`.
 
 mod parse;
 
 use std::collections::BTreeMap;
 
-use super::tensor::Located;
+use super::Placed;
 use crate::{Error, Result};
 
 /// The header of a GGUF file, copied out of it.
@@ -15,7 +16,7 @@ use crate::{Error, Result};
 pub struct Gguf {
     version: u32,
     metadata: BTreeMap<String, GgufValue>,
-    tensors: BTreeMap<String, Located>,
+    tensors: BTreeMap<String, Placed>,
 }
 
 /// A metadata value; integers and floats of all widths are widened.
@@ -264,8 +265,19 @@ impl Gguf {
     }
 
     /// The tensors under their GGUF names.
-    pub(super) fn tensors(&self) -> &BTreeMap<String, Located> {
+    pub(super) fn tensors(&self) -> &BTreeMap<String, Placed> {
         &self.tensors
+    }
+
+    /// Adds the tensors of another file of the same model, which is `shard`.
+    pub(super) fn join(&mut self, part: Self, shard: usize) -> Result<()> {
+        for (name, placed) in part.tensors {
+            if self.tensors.contains_key(&name) {
+                return Err(Error::file("another part has a tensor of this name").at(name));
+            }
+            self.tensors.insert(name, Placed { shard, ..placed });
+        }
+        Ok(())
     }
 
     fn typed<'a, T>(

@@ -8,6 +8,7 @@
 mod gguf;
 mod gguf_config;
 mod gguf_names;
+mod gguf_parts;
 mod packed;
 mod safetensors;
 mod source;
@@ -100,7 +101,7 @@ impl Entry {
 
 impl Checkpoint {
     /// Opens the model at `path`: a `.gguf` file, or a folder with `config.json` and safetensors
-    /// files, or a folder with exactly one `.gguf` file.
+    /// files, or a folder with exactly one `.gguf` file or the parts of one model.
     ///
     /// # Errors
     /// `File` if a part is missing, damaged or contradicts another part.
@@ -119,7 +120,12 @@ impl Checkpoint {
                 .at(label)
                 .hint("name the folder that holds it and its config.json"));
         }
-        let opened = source::map_file(path).and_then(|bytes| Self::from_gguf(bytes, label.clone()));
+        let parent = path.parent().filter(|parent| *parent != Path::new(""));
+        let folder = Folder::Disk(parent.unwrap_or(Path::new(".")).into());
+        // A name that is not Unicode is no part's.
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let opened = source::map_file(path)
+            .and_then(|bytes| Self::from_gguf(&folder, name, bytes, label.clone()));
         opened.map_err(|e| e.at(label))
     }
 
@@ -139,13 +145,14 @@ impl Checkpoint {
             names.into_iter().partition(|name| name.ends_with(".safetensors"));
         // A vision projector lies beside its model and is not one.
         ggufs.retain(|name| !name.starts_with("mmproj"));
+        gguf_parts::one_of_each(&mut ggufs);
         let mut checkpoint = match (config, ggufs.as_slice()) {
             (Some(config), _) if !safetensors.is_empty() => {
                 Self::from_safetensors(folder, config, &safetensors)?
             }
             (_, [one]) => {
                 let bytes = folder.map(one)?;
-                Self::from_gguf(bytes, folder.label()).map_err(|e| e.at(one))?
+                Self::from_gguf(folder, one, bytes, folder.label()).map_err(|e| e.at(one))?
             }
             (None, []) if !safetensors.is_empty() => {
                 return Err(Error::file("config.json is missing"));
@@ -195,23 +202,21 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    fn from_gguf(bytes: Bytes, source: String) -> Result<Self> {
-        let gguf = Gguf::parse(&bytes)?;
-        let parts = gguf.uint("split.count")?.unwrap_or(1);
-        if parts > 1 {
-            return Err(Error::unsupported(format!("the file is one of {parts} parts of a model"))
-                .hint("merge the parts into one GGUF file"));
-        }
-        let mut checkpoint = Self::empty(source, gguf_config::config(&gguf)?);
+    /// The model of which the file `name` of `folder` is all or a part.
+    fn from_gguf(folder: &Folder, name: &str, bytes: Bytes, source: String) -> Result<Self> {
+        let (gguf, shards) = gguf_parts::read(folder, name, bytes)?;
+        let mut checkpoint = Self::empty(source, gguf_config::config(&gguf, &shards)?);
         let arch = gguf_config::architecture(&gguf)?;
-        for (name, located) in gguf.tensors() {
+        for (name, placed) in gguf.tensors() {
+            if gguf_config::is_in_config(arch, name) {
+                continue;
+            }
             let hf = gguf_names::hf_name(arch, name).unwrap_or_else(|| name.clone());
-            let placed = Entry::Plain(Placed { shard: 0, located: located.clone() });
-            if checkpoint.tensors.insert(hf, placed).is_some() {
+            if checkpoint.tensors.insert(hf, Entry::Plain(placed.clone())).is_some() {
                 return Err(Error::file("another tensor has the same meaning").at(name));
             }
         }
-        checkpoint.shards.push(bytes);
+        checkpoint.shards = shards;
         checkpoint.gguf = Some(gguf);
         Ok(checkpoint)
     }

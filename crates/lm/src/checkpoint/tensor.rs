@@ -63,6 +63,17 @@ impl RawDtype {
         }
     }
 
+    /// Bytes of a number of a GGUF type that is no weight and has no blocks.
+    pub(super) fn plain_bytes(self) -> Option<usize> {
+        match self {
+            Self::Ggml(24) => Some(1),
+            Self::Ggml(25) => Some(2),
+            Self::Ggml(26) => Some(4),
+            Self::Ggml(27 | 28) => Some(8),
+            _ => None,
+        }
+    }
+
     /// Whether this can be a weight.
     pub fn is_weight(self) -> bool {
         matches!(self, Self::Weight(_) | Self::Packed(_))
@@ -93,12 +104,15 @@ impl RawDtype {
             12 => Format::Q4_K,
             13 => Format::Q5_K,
             14 => Format::Q6_K,
+            20 => Format::IQ4_NL,
+            23 => Format::IQ4_XS,
             30 => Format::BF16,
+            39 => Format::MXFP4,
             other => return Self::Ggml(other),
         })
     }
 
-    /// The name that users know: `bf16`, `q4_k`, `affine4/64`, `u32`, `iq4_xs (GGUF type 23)`.
+    /// The name that users know: `bf16`, `q4_k`, `affine4/64`, `u32`, `iq3_s (GGUF type 21)`.
     pub fn name(self) -> Cow<'static, str> {
         match self {
             Self::Weight(format) => format.name(),
@@ -127,10 +141,8 @@ fn ggml_name(number: u32) -> Option<&'static str> {
         17 => "iq2_xs",
         18 => "iq3_xxs",
         19 => "iq1_s",
-        20 => "iq4_nl",
         21 => "iq3_s",
         22 => "iq2_s",
-        23 => "iq4_xs",
         24 => "i8",
         25 => "i16",
         26 => "i32",
@@ -139,7 +151,6 @@ fn ggml_name(number: u32) -> Option<&'static str> {
         29 => "iq1_m",
         34 => "tq1_0",
         35 => "tq2_0",
-        39 => "mxfp4",
         _ => return None,
     })
 }

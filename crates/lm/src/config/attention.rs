@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::delta::kda_mixers;
 use super::fields::Fields;
-use super::{Family, Mixer, deepseek_v4, ssm};
+use super::{Family, Mixer, deepseek_v4, multipliers, ssm};
 use crate::error::{Error, Result};
 use crate::rope::{RopeSpec, Scaling};
 
@@ -40,6 +40,26 @@ pub(super) fn context(f: &Fields<'_>, family: Family) -> Result<usize> {
     let said = f.size_up_to("max_position_embeddings", MOST_CONTEXT)?;
     let said = said.or(f.size_up_to("model_max_length", MOST_CONTEXT)?);
     Ok(said.unwrap_or(if family == Family::Mamba2 { MOST_CONTEXT } else { 4096 }))
+}
+
+/// Factor on attention scores.
+pub(super) fn scale(f: &Fields<'_>, family: Family, head_dim: usize) -> Result<f32> {
+    if let Some(scale) = multipliers::scale(f, family, head_dim)? {
+        return Ok(scale);
+    }
+    if !family.is_gemma() {
+        return Ok((head_dim.max(1) as f32).powf(-0.5));
+    }
+    let scalar = f.positive("query_pre_attn_scalar")?.map_or(head_dim as f64, f64::from);
+    Ok(if family == Family::Gemma4 { 1.0 } else { scalar.powf(-0.5) as f32 })
+}
+
+/// The window of sliding layers.
+pub(super) fn window(f: &Fields<'_>) -> Result<Option<usize>> {
+    // Where windows are switched off, some writers leave a 0.
+    let off = !f.bool_or("use_sliding_window", true)?;
+    let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
+    if off { Ok(None) } else { f.size_opt("sliding_window") }
 }
 
 pub(super) fn mixers(

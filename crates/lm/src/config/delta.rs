@@ -13,6 +13,8 @@ pub struct DeltaConfig {
     pub key_dim: usize,
     pub value_dim: usize,
     pub taps: usize,
+    /// Value head `i` belongs to key head `i mod key_heads`, not to `i` by their ratio: in GGUF files.
+    pub tiled: bool,
 }
 
 pub(super) fn delta(f: &Fields<'_>) -> Result<DeltaConfig> {
@@ -22,6 +24,7 @@ pub(super) fn delta(f: &Fields<'_>) -> Result<DeltaConfig> {
         key_dim: f.size("linear_key_head_dim")?,
         value_dim: f.size("linear_value_head_dim")?,
         taps: f.size_or("linear_conv_kernel_dim", 4)?,
+        tiled: f.bool_or("linear_value_heads_tiled", false)?,
     };
     if !d.value_heads.is_multiple_of(d.key_heads) {
         let what = format!("{} value heads for {} key heads", d.value_heads, d.key_heads);

@@ -108,6 +108,11 @@ impl Family {
         Self::NAMES.iter().find(|(f, _)| *f == self).map_or("?", |(_, names)| names[0])
     }
 
+    /// Norm weights are stored less 1.
+    pub(super) fn stores_norms_less_one(self) -> bool {
+        matches!(self, F::Gemma2 | F::Gemma3) || self.is_delta_hybrid()
+    }
+
     pub(super) fn is_gemma(self) -> bool {
         matches!(self, F::Gemma2 | F::Gemma3 | F::Gemma4)
     }

@@ -141,10 +141,7 @@ impl Config {
         let [heads, kv_heads, head_dim] = attention::heads(f, family, hidden)?;
         check_activation(f, family)?;
         attention::check_gate(f, family)?;
-        // Where windows are switched off, some writers leave a 0.
-        let off = !f.bool_or("use_sliding_window", true)?;
-        let off = off && f.get("sliding_window").is_some_and(|v| v.as_u64() == Some(0));
-        let window = if off { None } else { f.size_opt("sliding_window")? };
+        let window = attention::window(f)?;
         let rotates = attention::rotates(f, family, layers)?;
         let mut mixers = attention::mixers(f, family, &rotates, window)?;
         let gemma4 = match family {
@@ -167,9 +164,6 @@ impl Config {
             None => attention::ropes(f, family, rotated, context)?,
         };
         let (attention_bias, output_bias) = attention::biases(f, family)?;
-        let gemma = family.is_gemma();
-        let scalar = if gemma { f.positive("query_pre_attn_scalar")? } else { None };
-        let scalar = scalar.map_or(head_dim as f64, f64::from);
         let shifted = f.bool_or("norm_weight_shifted", false)?;
         Ok(Self {
             family,
@@ -192,17 +186,12 @@ impl Config {
             attention_bias,
             output_bias,
             mlp_bias: f.bool_or("mlp_bias", false)?,
-            scale: match multipliers::scale(f, family, head_dim)? {
-                Some(scale) => scale,
-                None if gemma4.is_some() => 1.0,
-                None if gemma => scalar.powf(-0.5) as f32,
-                None => (head_dim.max(1) as f32).powf(-0.5),
-            },
+            scale: attention::scale(f, family, head_dim)?,
             query_growth: attention::query_growth(f, family)?,
             qk_norms: attention::qk_norms(f, family)?,
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
-            norms_less_one: ((gemma && gemma4.is_none()) || family.is_delta_hybrid()) && !shifted,
+            norms_less_one: family.stores_norms_less_one() && !shifted,
             moe: match moe::has_experts(f, family)? {
                 true => Some(moe::moe(f, family, layers)?),
                 false => None,

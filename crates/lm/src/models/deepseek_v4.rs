@@ -1,8 +1,8 @@
 //! DeepSeek V4: attention to a window and to entries that tokens share, whose keys are their values; four residual
 //! streams; experts, in the first layers by a token's id.
 //!
-//! An entry is made of a group of tokens when its last one is read. Where groups are small, each entry also takes in the
-//! group before, and an indexer with entries of its own chooses the best for each query.
+//! An entry is made of a group of tokens when its last one is read. Where groups are small, each entry also takes in
+//! the group before, and an indexer with entries of its own chooses the best for each query.
 
 use longrun_array::{AttentionSpec, Choice, RopeHeads, Seen, Step, Tensor, Version, Weight};
 

@@ -1,4 +1,4 @@
-//! Gemma 4 (text): norms around each half of a block, windows in most layers, larger heads in those that see everything.
+//! Gemma 4 (text): norms around each half of a block, windows in most layers, larger heads in the others.
 //!
 //! Values are normed too. The last layers may read keys and values of layers before them; each layer may get numbers of
 //! its own for each token, from a second embedding; experts may stand beside the MLP.

@@ -1,7 +1,7 @@
 //! GLM 5 Next (text): Kimi delta attention, latent attention without positions every few layers, four residual streams.
 //!
-//! Attention looks only at pools of positions that an indexer chooses, and at the positions after the last whole pool. A
-//! layer may take the choice of the one before it.
+//! Attention looks only at pools of positions that an indexer chooses, and at the positions after the last whole pool.
+//! A layer may take the choice of the one before it.
 
 use longrun_array::{Choice, Step, Tensor, Weight};
 

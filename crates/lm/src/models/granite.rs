@@ -24,18 +24,33 @@ struct JoinedMlp {
     inner: usize,
 }
 
-impl JoinedMlp {
+/// The MLP of all tokens, or beside experts.
+enum SharedMlp {
+    Joined(Box<JoinedMlp>),
+    /// GGUF files have its halves apart.
+    Apart(Box<Mlp>),
+}
+
+impl SharedMlp {
     fn load(w: &Weights<'_>, c: &Config, inner: usize) -> Result<Self> {
-        Ok(Self {
+        if w.in_files("gate_proj.weight") {
+            return Ok(Self::Apart(Box::new(Mlp::load(w, c, inner, Map::Silu)?)));
+        }
+        Ok(Self::Joined(Box::new(JoinedMlp {
             up: w.linear("input_linear", [2 * inner, c.hidden], false)?,
             down: w.linear("output_linear", [c.hidden, inner], false)?,
             inner,
-        })
+        })))
     }
 
     fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
-        let [gate, up] = self.up.apply(x).split([self.inner; 2]);
-        self.down.apply(up.gated(gate, Map::Silu))
+        match self {
+            Self::Joined(mlp) => {
+                let [gate, up] = mlp.up.apply(x).split([mlp.inner; 2]);
+                mlp.down.apply(up.gated(gate, Map::Silu))
+            }
+            Self::Apart(mlp) => mlp.forward(x),
+        }
     }
 }
 
@@ -44,7 +59,7 @@ struct Moe {
     gate: Weight,
     up: Weight,
     down: Weight,
-    shared: Option<JoinedMlp>,
+    shared: Option<SharedMlp>,
     k: usize,
     scoring: Scoring,
 }
@@ -63,7 +78,7 @@ impl Moe {
         let joined = "output_linear.weight";
         let shared = match m.shared_intermediate {
             0 => None,
-            inner => Some(JoinedMlp::load(&w.at("shared_mlp"), c, inner)?),
+            inner => Some(SharedMlp::load(&w.at("shared_mlp"), c, inner)?),
         };
         Ok(Self {
             router: experts.linear("router.layer", [n, c.hidden], false)?,
@@ -92,7 +107,7 @@ impl Moe {
 
 enum FeedForward {
     Mlp(Box<Mlp>),
-    Joined(Box<JoinedMlp>),
+    Shared(SharedMlp),
     Moe(Box<Moe>),
 }
 
@@ -103,16 +118,14 @@ impl FeedForward {
             None if w.has("mlp.gate_proj.weight") => {
                 Self::Mlp(Box::new(Mlp::load(&w.at("mlp"), c, c.intermediate, Map::Silu)?))
             }
-            None => {
-                Self::Joined(Box::new(JoinedMlp::load(&w.at("shared_mlp"), c, c.intermediate)?))
-            }
+            None => Self::Shared(SharedMlp::load(&w.at("shared_mlp"), c, c.intermediate)?),
         })
     }
 
     fn forward<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
         match self {
             Self::Mlp(mlp) => mlp.forward(x),
-            Self::Joined(mlp) => mlp.forward(x),
+            Self::Shared(mlp) => mlp.forward(x),
             Self::Moe(moe) => moe.forward(x),
         }
     }

@@ -70,8 +70,7 @@ impl Layer {
             mixer_norm: w.norm("operator_norm", c.hidden)?,
             mixer: match c.mixers[i] {
                 Mixer::Linear => {
-                    let w = w.at("conv");
-                    TokenMixer::Conv(Box::new(ShortConv::load(&w, c, conv, caches)?))
+                    TokenMixer::Conv(Box::new(ShortConv::load(&w.at("conv"), c, conv, caches)?))
                 }
                 _ => {
                     let w = w.at("self_attn");

@@ -1,6 +1,7 @@
 //! Qwen3-Next and Qwen3.5 (dense and with experts): gated delta layers, and gated attention every few layers.
 //!
-//! The two differ in how the projections of a delta layer are packed in the checkpoint, and in nothing else.
+//! The two differ in how the projections of a delta layer are packed in the checkpoint, and in nothing else. In GGUF
+//! files the value heads of Qwen3.5 are in another order: head `i` belongs to key head `i mod hk`.
 
 use longrun_array::{DecayCurve, Delta, DeltaHeads, Map, Step, Tensor, Weight};
 
@@ -23,6 +24,7 @@ struct GatedDeltaNet {
     norm: RmsNorm,
     out: Linear,
     heads: DeltaHeads,
+    tiled: bool,
     window: RecordId,
     sums: RecordId,
     memory: RecordId,
@@ -30,17 +32,24 @@ struct GatedDeltaNet {
 
 impl GatedDeltaNet {
     fn load(w: &Weights<'_>, c: &Config, d: &DeltaConfig, caches: &mut CacheSpec) -> Result<Self> {
-        let DeltaConfig { key_heads: hk, value_heads: hv, key_dim: dk, value_dim: dv, taps } = *d;
-        let heads = DeltaHeads { hk, hv, dk, dv };
+        let DeltaConfig { key_heads: hk, value_heads: hv, key_dim: dk, value_dim: dv, .. } = *d;
+        let (heads, taps) = (DeltaHeads { hk, hv, dk, dv }, d.taps);
         let (channels, h) = (2 * heads.keys() + heads.values(), c.hidden);
-        let [qkv, z, beta, a] = if c.family == Family::Qwen3Next {
+        let grouped = c.family == Family::Qwen3Next;
+        let [qkv, z, beta, a] = if grouped && !w.in_files("in_proj_qkv.weight") {
             grouped_projections(w, heads, h)?
         } else {
+            let [beta, a] = match grouped {
+                true => grouped_rates(w, heads, h)?,
+                false => {
+                    [w.linear("in_proj_b", [hv, h], false)?, w.linear("in_proj_a", [hv, h], false)?]
+                }
+            };
             [
                 w.linear("in_proj_qkv", [channels, h], false)?,
                 w.linear("in_proj_z", [heads.values(), h], false)?,
-                w.linear("in_proj_b", [hv, h], false)?,
-                w.linear("in_proj_a", [hv, h], false)?,
+                beta,
+                a,
             ]
         };
         let by_tap = w.conv_taps("conv1d.weight", channels, taps)?;
@@ -50,11 +59,12 @@ impl GatedDeltaNet {
             beta,
             a,
             taps: Weight::vector(w.runtime, "conv1d.weight", &by_tap)?,
-            neg_a: w.vector("A_log", hv, 0.0, |a| -a.exp())?,
+            neg_a: Weight::vector(w.runtime, "A_log", &w.decay_rates(hv)?)?,
             dt_bias: w.vector("dt_bias", hv, 0.0, |b| b)?,
             norm: w.plain_norm("norm", dv)?,
             out: w.linear("out_proj", [h, heads.values()], false)?,
             heads,
+            tiled: d.tiled,
             window: caches.record((taps - 1) * channels),
             sums: caches.record(2 * hv),
             memory: caches.record(hv * dk * dv),
@@ -75,9 +85,32 @@ impl GatedDeltaNet {
         let (decay, _) = self.a.apply(x).decay(&self.neg_a, &self.dt_bias, sums, curve); // [T, hv]
         let beta = self.beta.apply(x).apply(Map::Sigmoid); // [T, hv]
 
+        let (q, k, heads) = if self.tiled { tiled(q, k, heads) } else { (q, k, heads) };
         let (y, _) = Delta { q, k, v, decay, beta }.rule(heads, memory); // [T, hv * dv]
         self.out.apply(self.norm.gated(y, self.z.apply(x), Map::Silu))
     }
+}
+
+/// Queries and keys once more for each round of value heads, so that every value head has its own.
+fn tiled<'s>(
+    q: Tensor<'s>,
+    k: Tensor<'s>,
+    heads: DeltaHeads,
+) -> (Tensor<'s>, Tensor<'s>, DeltaHeads) {
+    let DeltaHeads { hk, hv, .. } = heads;
+    let repeated = |x: Tensor<'s>| (1..hv / hk).fold(x, |all, _| all.concat(x, 1));
+    (repeated(q), repeated(k), DeltaHeads { hk: hv, ..heads })
+}
+
+/// The rows of `in_proj_ba`, for each key head `[b | a]`, taken apart.
+fn grouped_rates(w: &Weights<'_>, heads: DeltaHeads, hidden: usize) -> Result<[Linear; 2]> {
+    let DeltaHeads { hk, hv, .. } = heads;
+    let n = hv / hk;
+    let part = |second: usize| {
+        let rows = (0..hv).map(move |i| i / n * 2 * n + second * n + i % n);
+        w.linear_rows("in_proj_ba", [2 * hv, hidden], rows)
+    };
+    Ok([part(0)?, part(1)?])
 }
 
 /// Qwen3-Next packs rows by key head: `[q | k | v | z]` and `[b | a]` for each. Here they are taken apart.
@@ -91,11 +124,12 @@ fn grouped_projections(w: &Weights<'_>, heads: DeltaHeads, hidden: usize) -> Res
     let part = |start, len| take(group, start, len);
     let qkv = part(0, dk).chain(part(dk, dk)).chain(part(2 * dk, per_key * dv));
     let shape = [hk * group, hidden];
+    let [beta, a] = grouped_rates(w, heads, hidden)?;
     Ok([
         w.linear_rows("in_proj_qkvz", shape, qkv)?,
         w.linear_rows("in_proj_qkvz", shape, part(2 * dk + per_key * dv, per_key * dv))?,
-        w.linear_rows("in_proj_ba", [2 * hv, hidden], take(2 * per_key, 0, per_key))?,
-        w.linear_rows("in_proj_ba", [2 * hv, hidden], take(2 * per_key, per_key, per_key))?,
+        beta,
+        a,
     ])
 }
 

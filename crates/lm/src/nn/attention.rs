@@ -122,8 +122,17 @@ fn projections(w: &Weights<'_>, c: &Config, gated: bool) -> Result<[Linear; 3]> 
     let (h, d, bias) = (c.hidden, c.head_dim, c.attention_bias);
     let (q, kv) = (c.heads * d, c.kv_heads * d);
     if w.in_files("qkv_proj.weight") {
-        let part = |rows| w.linear_rows("qkv_proj", [q + 2 * kv, h], rows);
-        return Ok([part(0..q)?, part(q..q + kv)?, part(q + kv..q + 2 * kv)?]);
+        let all = q + 2 * kv;
+        let biases = match bias {
+            true => w.numbers("qkv_proj.bias", all, 0.0)?,
+            false => Vec::new(),
+        };
+        let part = |rows: std::ops::Range<usize>| -> Result<Linear> {
+            let bias = biases.get(rows.clone());
+            let bias = bias.map(|b| Weight::vector(w.runtime, "qkv_proj.bias", b)).transpose()?;
+            Ok(Linear { bias, ..w.linear_rows("qkv_proj", [all, h], rows)? })
+        };
+        return Ok([part(0..q)?, part(q..q + kv)?, part(q + kv..all)?]);
     }
     let queries = if gated {
         // The checkpoint has [q | gate] head by head; here all queries come first.

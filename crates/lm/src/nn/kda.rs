@@ -86,8 +86,8 @@ impl Kda {
             Ok([w.linear(a, [d, h], false)?, w.linear(b, [channels, d], false)?])
         };
         // One number a head; decays are made channel by channel.
-        let a_log = forget.numbers("A_log", n, 0.0)?;
-        let neg_a: Vec<f32> = (0..channels).map(|i| -a_log[i / d].exp()).collect();
+        let rates = forget.decay_rates(n)?;
+        let neg_a: Vec<f32> = (0..channels).map(|i| rates[i / d]).collect();
         Ok(Self {
             qkv,
             decay: two(&forget, "f_a_proj", "f_b_proj")?,

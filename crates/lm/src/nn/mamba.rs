@@ -58,7 +58,7 @@ impl Mamba {
                 true => Some(w.vector("conv1d.bias", channels, 0.0, |b| b)?),
                 false => None,
             },
-            neg_a: w.vector("A_log", heads, 0.0, |a| -a.exp())?,
+            neg_a: Weight::vector(w.runtime, "A_log", &w.decay_rates(heads)?)?,
             dt_bias: w.vector("dt_bias", heads, 0.0, |b| b)?,
             skip: w.vector("D", heads, 1.0, |d| d)?,
             norm: match s.gate {

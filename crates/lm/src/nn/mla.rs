@@ -1,8 +1,8 @@
 //! Multi-head latent attention: keys and values of all heads are made from one latent a token, and only that is kept.
 //!
-//! Owns the absorbed form. A head's score is `q_nope . (W_k c) + q_pe . k_pe = (q_nope W_k) . c + q_pe . k_pe`, so queries
-//! are brought to the latent once, all heads look at one key `[c | k_pe]`, whose first numbers are its value, and `W_v`
-//! comes after. Refuses to unfold keys and values: they are never in memory.
+//! Owns the absorbed form. A head's score is `q_nope . (W_k c) + q_pe . k_pe = (q_nope W_k) . c + q_pe . k_pe`, so
+//! queries are brought to the latent once, all heads look at one key `[c | k_pe]`, whose first numbers are its value, and
+//! `W_v` comes after. Refuses to unfold keys and values: they are never in memory.
 
 use longrun_array::{AttentionSpec, Choice, Seen, Tensor, Weight};
 

@@ -1,9 +1,11 @@
-//! Byte-level BPE from the vocabulary of a GGUF file (`tokenizer.ggml.model` = `gpt2`).
+//! BPE from the vocabulary of a GGUF file: byte-level (`tokenizer.ggml.model` = `gpt2`), or over characters with spaces
+//! written as SentencePiece does (`gemma4`).
 //!
 //! Owns the table of pre-tokenizers by their GGUF name. Refuses names that it does not know: a
 //! wrong cut would give plausible nonsense.
 
-use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::bpe::{BPE, BpeBuilder, Vocab};
+use tokenizers::normalizers::replace::Replace;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
@@ -12,9 +14,13 @@ use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior};
 use super::hf::{Pipeline, guarded};
 use super::tokenizer::{Encoder, Frame, Tokenizer};
 use super::vocab::{
-    GgufVocab, TYPE_CONTROL, TYPE_UNKNOWN, TYPE_USER, TokenTable, byte_level_bytes,
+    GgufVocab, TYPE_BYTE, TYPE_CONTROL, TYPE_UNKNOWN, TYPE_USER, TokenTable, byte_level_bytes,
+    byte_token,
 };
 use crate::{Error, Result};
+
+/// How spaces are written where tokens are no bytes.
+const SPACE: &str = "▁";
 
 /// One way to cut text before merging.
 struct Pre {
@@ -52,6 +58,19 @@ const GPT4O: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
+/// Chinese first, then as gpt-4o but without it.
+const KIMI_K2: &str = concat!(
+    r"\p{Han}+|",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+const SEED_CODER: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|",
+    r" ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
 const TEKKEN: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|",
@@ -78,29 +97,49 @@ const PRES: &[Pre] = &[
             "modern-bert",
             "granite-docling",
             "a.x-4.0",
+            "exaone4",
         ],
         splits: &[GPT2],
         ignore_merges: false,
         add_bos: false,
     },
     Pre {
-        names: &["starcoder", "refact", "smollm", "command-r", "codeshell", "exaone", "minerva-7b"],
+        names: &[
+            "starcoder",
+            "refact",
+            "smollm",
+            "command-r",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+            "mellum2",
+        ],
         splits: &[r"\p{N}", GPT2],
         ignore_merges: false,
         add_bos: false,
     },
     Pre {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"],
+        names: &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "lfm2",
+            "midm-2.0",
+        ],
         splits: &[LLAMA3],
         ignore_merges: true,
         add_bos: true,
     },
     Pre {
-        names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"],
+        names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
         splits: &[LLAMA3],
         ignore_merges: false,
         add_bos: false,
     },
+    Pre { names: &["glm4", "glm5"], splits: &[LLAMA3], ignore_merges: true, add_bos: false },
     Pre {
         names: &[
             "qwen2",
@@ -111,6 +150,7 @@ const PRES: &[Pre] = &[
             "hunyuan",
             "solar-open",
             "grok-2",
+            "f2llmv2",
         ],
         splits: &[QWEN2],
         ignore_merges: false,
@@ -118,7 +158,7 @@ const PRES: &[Pre] = &[
     },
     Pre { names: &["qwen35"], splits: &[QWEN35], ignore_merges: false, add_bos: false },
     Pre {
-        names: &["deepseek-v3", "hunyuan-dense"],
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         splits: &[r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3],
         ignore_merges: false,
         add_bos: false,
@@ -130,11 +170,13 @@ const PRES: &[Pre] = &[
         add_bos: false,
     },
     Pre {
-        names: &["gpt-4o", "llama4", "minimax-m2"],
+        names: &["gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"],
         splits: &[GPT4O],
         ignore_merges: false,
         add_bos: false,
     },
+    Pre { names: &["kimi-k2"], splits: &[KIMI_K2], ignore_merges: false, add_bos: false },
+    Pre { names: &["seed-coder"], splits: &[SEED_CODER], ignore_merges: false, add_bos: false },
     Pre { names: &["tekken"], splits: &[TEKKEN], ignore_merges: true, add_bos: true },
 ];
 
@@ -143,9 +185,12 @@ fn pre(name: Option<&str>) -> Result<&'static Pre> {
     let name = name.unwrap_or("default");
     PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
         let known: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
-        Error::unsupported(format!("unknown pre-tokenizer `{name}`"))
-            .at("tokenizer.ggml.pre")
-            .hint(format!("known: {}", known.join(", ")))
+        Error::unsupported(format!("unknown pre-tokenizer `{name}`")).at("tokenizer.ggml.pre").hint(
+            format!(
+                "name a folder with the file and the model's tokenizer.json; known here: {}",
+                known.join(", ")
+            ),
+        )
     })
 }
 
@@ -167,7 +212,44 @@ pub(super) fn build(vocab: &GgufVocab) -> Result<Tokenizer> {
     Ok(Tokenizer { encoder, table: token_table(vocab)?, frame, drops_first_space: false })
 }
 
+/// Builds the tokenizer of BPE over characters: a space is `▁`, a character without a token is its bytes.
+pub(super) fn build_spaced(vocab: &GgufVocab) -> Result<Tokenizer> {
+    let unknown = vocab.unk.and_then(|id| vocab.tokens.get(id as usize)).cloned();
+    let builder = merged(vocab)?.byte_fallback(true).fuse_unk(true);
+    let builder = match unknown {
+        Some(text) => builder.unk_token(text),
+        None => builder,
+    };
+    let model = guarded("building the merges", || builder.build())?;
+    let mut inner = tokenizers::Tokenizer::new(model);
+    let spaces = guarded("compiling a normalizer", || Replace::new(" ", SPACE))?;
+    inner.with_normalizer(Some(spaces));
+    let added = added_tokens(vocab);
+    guarded("adding special tokens", || {
+        inner.add_tokens(&added);
+        Ok(())
+    })?;
+    let mut frame = Frame { bos: vocab.bos, eos: vocab.eos, ..Frame::default() };
+    frame.set(vocab.add_bos.or(vocab.bos.map(|_| true)), vocab.add_eos)?;
+    let mut table = TokenTable::default();
+    for (id, text) in vocab.tokens.iter().enumerate() {
+        let special = vocab.is_special(id);
+        match byte_token(text).filter(|_| vocab.kind(id) == TYPE_BYTE) {
+            Some(byte) => table.push(&[byte], special)?,
+            None if special => table.push(text.as_bytes(), true)?,
+            None => table.push(text.replace(SPACE, " ").as_bytes(), false)?,
+        }
+    }
+    let encoder = Encoder::Pipeline(Box::new(Pipeline::new(inner)));
+    Ok(Tokenizer { encoder, table, frame, drops_first_space: false })
+}
+
 fn model(vocab: &GgufVocab, ignore_merges: bool) -> Result<BPE> {
+    let builder = merged(vocab)?.ignore_merges(ignore_merges);
+    guarded("building the merges", || builder.build())
+}
+
+fn merged(vocab: &GgufVocab) -> Result<BpeBuilder> {
     let ids: Vocab = (0u32..).zip(&vocab.tokens).map(|(id, text)| (text.clone(), id)).collect();
     let mut merges = Vec::with_capacity(vocab.merges.len());
     for (rank, merge) in vocab.merges.iter().enumerate() {
@@ -183,9 +265,7 @@ fn model(vocab: &GgufVocab, ignore_merges: bool) -> Result<BPE> {
                 .at("tokenizer.ggml.merges")
         })?);
     }
-    guarded("building the merges", || {
-        BPE::builder().vocab_and_merges(ids, merges).ignore_merges(ignore_merges).build()
-    })
+    Ok(BPE::builder().vocab_and_merges(ids, merges))
 }
 
 fn cutter(pre: &Pre) -> Result<PreTokenizerWrapper> {
@@ -277,8 +357,36 @@ mod tests {
             pieces("tekken", "FooBar'll BAZ/\nx"),
             ["Foo", "Bar", "'ll", " BAZ", "/\n", "x"]
         );
+        assert_eq!(
+            pieces("kimi-k2", "Ab漢字c 1234'LL"),
+            ["Ab", "漢字", "c", " ", "123", "4", "'LL"]
+        );
+        assert_eq!(pieces("gpt-4o", "Ab漢字c"), ["Ab漢字c"]);
+        assert_eq!(pieces("seed-coder", "a!\n\n12"), ["a", "!", "\n\n", "1", "2"]);
+        assert_eq!(pieces("qwen2", "a!\n\n12"), ["a", "!\n\n", "1", "2"]);
         assert_eq!(pieces("qwen2", "e\u{301}!"), ["e", "\u{301}!"]);
         assert_eq!(pieces("qwen35", "e\u{301}!"), ["e\u{301}", "!"]);
+    }
+
+    #[test]
+    fn characters_merge_with_spaces_written_out() {
+        let tokens =
+            ["<unk>", "<bos>", "▁", "a", "b", "ab", "▁ab", "\n", "<0xC3>", "<0xA9>", "<t>"];
+        let vocab = GgufVocab {
+            model: "gemma4".into(),
+            tokens: tokens.map(String::from).into(),
+            types: vec![2, 3, 1, 1, 1, 1, 1, 1, 6, 6, 4],
+            merges: vec!["a b".into(), "▁ ab".into()],
+            bos: Some(1),
+            unk: Some(0),
+            ..GgufVocab::default()
+        };
+        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        let ids = tokenizer.encode("ab ab\n é<t>", true).unwrap();
+        assert_eq!(ids, [1, 5, 6, 7, 2, 8, 9, 10]);
+        assert_eq!(tokenizer.decode(&ids, true), "ab ab\n é<t>");
+        assert_eq!(tokenizer.encode("ß", false).unwrap(), [0]);
+        assert!(!tokenizer.encode("<bos>", false).unwrap().contains(&1));
     }
 
     #[test]

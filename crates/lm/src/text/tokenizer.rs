@@ -122,13 +122,17 @@ impl Tokenizer {
                 vocab.check()?;
                 gguf_bpe::build(vocab)
             }
+            "gemma4" => {
+                vocab.check()?;
+                gguf_bpe::build_spaced(vocab)
+            }
             "llama" => {
                 vocab.check()?;
                 spm::build(vocab)
             }
             other => Err(Error::unsupported(format!("unknown tokenizer model `{other}`"))
                 .at("tokenizer.ggml.model")
-                .hint("known models: gpt2, llama")),
+                .hint("known models: gpt2, gemma4, llama")),
         }
     }
 

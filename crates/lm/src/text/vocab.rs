@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// Empty vectors stand for missing arrays. Lengths are checked where a tokenizer is built.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufVocab {
-    /// `tokenizer.ggml.model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece).
+    /// `tokenizer.ggml.model`: `gpt2` (byte-level BPE), `gemma4` (BPE over characters) or `llama` (SentencePiece).
     pub model: String,
     /// `tokenizer.ggml.pre`: which pre-tokenizer cuts the text (`gpt2` only).
     pub pre: Option<String>,
@@ -20,7 +20,7 @@ pub struct GgufVocab {
     /// `tokenizer.ggml.token_type`: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
     /// 6 byte.
     pub types: Vec<i32>,
-    /// `tokenizer.ggml.merges`: `left right`, best first (`gpt2` only).
+    /// `tokenizer.ggml.merges`: `left right`, best first (not of `llama`).
     pub merges: Vec<String>,
     /// `tokenizer.ggml.bos_token_id`.
     pub bos: Option<u32>,

@@ -41,7 +41,8 @@ impl Weights<'_> {
             .ok_or_else(|| Error::file(format!("the tensor {full:?} is missing")).at(c.source()))?;
         let width = match t.dtype {
             RawDtype::Safetensors(Dtype::I64) => 8,
-            RawDtype::Safetensors(Dtype::I32) => 4,
+            // 26 is the same of GGUF.
+            RawDtype::Safetensors(Dtype::I32) | RawDtype::Ggml(26) => 4,
             other => {
                 let what = format!("the tensor {full:?} is stored as {other}");
                 return Err(Error::unsupported(what).at(c.source()));

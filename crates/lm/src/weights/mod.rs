@@ -219,6 +219,18 @@ impl<'a> Weights<'a> {
         Ok(numbers)
     }
 
+    /// What a decay's exponent is a multiple of, below 0: `-exp(A_log)`, or `A`, which GGUF has, as it is.
+    ///
+    /// # Errors
+    /// The tensor is missing or of another size.
+    pub(crate) fn decay_rates(&self, count: usize) -> Result<Vec<f32>> {
+        if self.in_files("A") {
+            return self.numbers("A", count, -1.0);
+        }
+        let logs = self.numbers("A_log", count, 0.0)?;
+        Ok(logs.into_iter().map(|a| -a.exp()).collect())
+    }
+
     /// The taps of a depthwise convolution, `[K, channels]`; files have them channel by channel.
     ///
     /// # Errors
@@ -272,7 +284,8 @@ impl<'a> Weights<'a> {
             }
         };
         let t = self.tensor(c, name)?;
-        if t.shape != [rows, cols] {
+        // Some writers have a matrix of one row as a vector.
+        if t.shape != [rows, cols] && (rows != 1 || t.shape != [cols]) {
             return Err(self.misshapen(&t, &[rows, cols]));
         }
         Ok(HostMatrix { format: t.format, rows, cols, bytes: t.data })

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::Placed;
 use super::super::tensor::{Located, RawDtype};
 use super::{Gguf, GgufNumber, GgufNumbers, GgufStrings, GgufValue};
 use crate::{Error, Result};
@@ -214,7 +215,7 @@ fn read_tensors(
     reader: &mut Reader<'_>,
     count: usize,
     alignment: u64,
-) -> Result<BTreeMap<String, Located>> {
+) -> Result<BTreeMap<String, Placed>> {
     let mut found = Vec::with_capacity(count);
     for _ in 0..count {
         let name = reader.str("a tensor name")?;
@@ -235,7 +236,7 @@ fn read_tensors(
     for (index, (name, described)) in found.into_iter().enumerate() {
         let limit = starts.get(index + 1).copied();
         let located = described.locate(starts[index], limit, file_len).map_err(|e| e.at(name))?;
-        if tensors.insert(name.to_owned(), located).is_some() {
+        if tensors.insert(name.to_owned(), Placed { shard: 0, located }).is_some() {
             return Err(Error::file("two tensors have this name").at(name));
         }
     }
@@ -270,7 +271,10 @@ impl Description {
         let elements = shape.iter().try_fold(1_usize, |n, dim| n.checked_mul(*dim));
         let elements = elements.ok_or_else(too_large)?;
         let bytes = match dtype.format() {
-            None => None,
+            None => match dtype.plain_bytes() {
+                None => None,
+                Some(bytes) => Some(elements.checked_mul(bytes).ok_or_else(too_large)? as u64),
+            },
             Some(format) => {
                 let cols = shape.last().copied().unwrap_or(1);
                 if !cols.is_multiple_of(format.block_len()) {
