@@ -236,9 +236,7 @@ fn run_plain(c: &Context<'_>, node: usize) {
             reference::rope_table(c, turns, &c.out(node));
         }
         Op::PositionScale { beta, every } => {
-            reference::fill(&c.out(node), |t, _| {
-                1.0 + beta * (1.0 + (c.b.positions[t] as usize / every) as f32).ln()
-            });
+            reference::position_scale(c.b.positions, beta, every, &c.out(node));
         }
         Op::RmsNorm { x, weight, group, eps } => {
             let norm = Norm { weight: c.vector(weight), group, eps };

@@ -96,6 +96,10 @@ pub(super) fn rope_table(c: &Context<'_>, turns: Turns<'_>, out: &MatMut<'_>) {
     });
 }
 
+pub(super) fn position_scale(positions: &[u32], beta: f32, every: usize, out: &MatMut<'_>) {
+    fill(out, |t, _| 1.0 + beta * (1.0 + (positions[t] as usize / every) as f32).ln());
+}
+
 pub(super) fn rope(x: Mat<'_>, table: Mat<'_>, heads: RopeHeads, out: &MatMut<'_>) {
     let RopeHeads { dim, start, interleaved, inverse } = heads;
     let n = table.cols / 2;

@@ -296,6 +296,9 @@ pub(super) fn ropes(
     dim: usize,
     context: usize,
 ) -> Result<(RopeSpec, Option<RopeSpec>)> {
+    if family == Family::DeepSeekV4 {
+        return Ok((deepseek_v4::rope(f, dim, "main")?, None));
+    }
     if dim == 0 {
         let none = RopeSpec { rotary: 0, theta: 1e4, scaling: Scaling::None };
         return Ok((none, None));

@@ -31,9 +31,7 @@ const HEAVY: &str = "heavily_compressed_attention";
 
 pub(super) fn deepseek_v4(
     f: &Fields<'_>,
-    heads: usize,
-    dim: usize,
-    layers: usize,
+    [heads, dim, layers]: [usize; 3],
 ) -> Result<DeepSeekV4Config> {
     let [sparse_every, heavy_every] = rates(f)?;
     let groups = f.size("o_groups")?;

@@ -131,7 +131,12 @@ mod tests {
 
     #[test]
     fn the_original_object_counts_layers_from_one() {
-        let own = |full: &[usize], kda: &[usize]| json!({"num_heads": 3, "head_dim": 8, "full_attn_layers": full, "kda_layers": kda});
+        let own = |full: &[usize], kda: &[usize]| {
+            let sizes = [("full_attn_layers", full), ("kda_layers", kda)];
+            let mut own = json!({"num_heads": 3, "head_dim": 8});
+            sizes.iter().for_each(|(name, layers)| own[*name] = json!(layers));
+            own
+        };
         let c = kimi(own(&[2], &[1, 3])).unwrap();
         assert_eq!(c.mixers, [Mixer::Linear, Mixer::Full, Mixer::Linear]);
         assert_eq!(c.kda, Some(KdaConfig { heads: 3, dim: 8, taps: 4, lowest: None }));

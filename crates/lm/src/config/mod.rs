@@ -135,8 +135,7 @@ impl Config {
     }
 
     fn read(f: &Fields<'_>) -> Result<Self> {
-        let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
-        let family = Family::of(name).map_err(|e| e.at("model_type"))?;
+        let family = family_of(f)?;
         let [hidden, layers] = [f.size("hidden_size")?, ssm::layers(f, family)?];
         let [heads, kv_heads, head_dim] = attention::heads(f, family, hidden)?;
         check_activation(f, family)?;
@@ -144,27 +143,20 @@ impl Config {
         let window = attention::window(f)?;
         let rotates = attention::rotates(f, family, layers)?;
         let mut mixers = attention::mixers(f, family, &rotates, window)?;
-        let gemma4 = match family {
-            Family::Gemma4 => Some(gemma4::gemma4(f, kv_heads, &mut mixers)?),
-            _ => None,
-        };
-        let v4 = family == Family::DeepSeekV4;
-        let indexer = if family.has_indexer() { Some(mla::indexer(f)?) } else { None };
-        let kpool = match indexer {
-            Some(i) if family == Family::Glm5Next => Some(kpool::kpool(f, i, &mixers)?),
-            _ => None,
-        };
+        let is = |one: Family| family == one;
+        let gemma4 = only(is(Family::Gemma4), || gemma4::gemma4(f, kv_heads, &mut mixers))?;
+        let indexer = only(family.has_indexer(), || mla::indexer(f))?;
+        let pooled = indexer.filter(|_| is(Family::Glm5Next));
+        let kpool = pooled.map(|i| kpool::kpool(f, i, &mixers)).transpose()?;
         let eps = eps(f, family)?;
-        let mla = if family.is_latent() { Some(mla::mla(f, family, eps)?) } else { None };
+        let mla = only(family.is_latent(), || mla::mla(f, family, eps))?;
         let rotated = mla.map(|m| m.rope).filter(|rope| *rope > 0).unwrap_or(head_dim);
         let context = attention::context(f, family)?;
         let (rope, sliding_rope) = match &gemma4 {
             Some(g) => gemma4::ropes(f, head_dim, g.global_dim)?,
-            None if v4 => (deepseek_v4::rope(f, head_dim, "main")?, None),
             None => attention::ropes(f, family, rotated, context)?,
         };
         let (attention_bias, output_bias) = attention::biases(f, family)?;
-        let shifted = f.bool_or("norm_weight_shifted", false)?;
         Ok(Self {
             family,
             hidden,
@@ -191,28 +183,40 @@ impl Config {
             qk_norms: attention::qk_norms(f, family)?,
             softcap: f.positive("attn_logit_softcapping")?,
             final_softcap: f.positive("final_logit_softcapping")?,
-            norms_less_one: family.stores_norms_less_one() && !shifted,
-            moe: match moe::has_experts(f, family)? {
-                true => Some(moe::moe(f, family, layers)?),
-                false => None,
-            },
-            delta: if family.is_delta_hybrid() { Some(delta::delta(f)?) } else { None },
-            kda: if family.is_kda() { Some(delta::kda(f, family)?) } else { None },
+            norms_less_one: norms_less_one(f, family)?,
+            moe: only(moe::has_experts(f, family)?, || moe::moe(f, family, layers))?,
+            delta: only(family.is_delta_hybrid(), || delta::delta(f))?,
+            kda: only(family.is_kda(), || delta::kda(f, family))?,
             ssm: ssm::ssm(f, family, hidden)?,
             multipliers: multipliers::multipliers(f, family)?,
-            conv: if family == Family::Lfm2 { Some(conv::conv(f)?) } else { None },
+            conv: only(is(Family::Lfm2), || conv::conv(f))?,
             mla,
             indexer,
             gemma4,
             kpool,
-            hyper: if family.has_streams() { Some(hyper::hyper(f)?) } else { None },
-            deepseek_v4: match v4 {
-                true => Some(deepseek_v4::deepseek_v4(f, heads, head_dim, layers)?),
-                false => None,
-            },
+            hyper: only(family.has_streams(), || hyper::hyper(f))?,
+            deepseek_v4: only(is(Family::DeepSeekV4), || {
+                deepseek_v4::deepseek_v4(f, [heads, head_dim, layers])
+            })?,
             eos: ids(f.get("eos_token_id"))?,
         })
     }
+}
+
+/// What only some families have.
+fn only<T>(has: bool, read: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+    has.then(read).transpose()
+}
+
+fn family_of(f: &Fields<'_>) -> Result<Family> {
+    let name = f.str("model_type")?.ok_or_else(|| f.missing("model_type"))?;
+    Family::of(name).map_err(|e| e.at("model_type"))
+}
+
+/// Norm weights are stored less 1, unless a file says that its writer has added it.
+fn norms_less_one(f: &Fields<'_>, family: Family) -> Result<bool> {
+    let shifted = f.bool_or("norm_weight_shifted", false)?;
+    Ok(family.stores_norms_less_one() && !shifted)
 }
 
 /// A number or a list of numbers, as ids.
