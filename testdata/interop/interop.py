@@ -31,7 +31,7 @@ ALL = ["float32", "q8", "q4", "mxfp4", "long", "mlx float32", "mlx q4"]
 SHORTER = [column for column in ALL if column != "long"]
 THEIRS = ["mlx float32", "mlx q4"]
 KNOWN = {
-    "deepseek_v32": (["long"], "chooses other positions in its indexer"),
+    "deepseek_v32": (["long"], "breaks ties of its indexer otherwise"),
     "deepseek_v3_stretch": (ALL, "has no tied head"),
     "deepseek_v3_yarn": (ALL, "has no tied head"),
     "deepseek_v4": (ALL, "has no such family"),
