@@ -31,11 +31,14 @@ ALL = ["float32", "q8", "q4", "mxfp4", "long", "mlx float32", "mlx q4"]
 SHORTER = [column for column in ALL if column != "long"]
 THEIRS = ["mlx float32", "mlx q4"]
 KNOWN = {
+    "deepseek_v32": (["long"], "breaks ties of its indexer otherwise"),
+    "deepseek_v3_stretch": (ALL, "has no tied head"),
     "deepseek_v3_yarn": (ALL, "has no tied head"),
     "deepseek_v4": (ALL, "has no such family"),
     "deepseek_v4_hash": (ALL, "has no such family"),
     "falcon_h1_before": (ALL, "ignores the groups of the gated norm"),
     "falcon_h1_factors": (ALL, "ignores the groups of the gated norm"),
+    "falcon_h1_folded": (ALL, "ignores the groups of the gated norm"),
     "gemma2": (["long"], "has no sliding window"),
     "gemma4": (["mxfp4"], "embeds codes in bfloat16"),
     "gemma4_moe": (["mxfp4"], "embeds codes in bfloat16"),

@@ -177,7 +177,7 @@ fn nothing_is_left_of_what_fails() {
     fs::write(bad.join("model.safetensors"), bytes).unwrap();
     let bad = Checkpoint::open(&bad).unwrap();
     let error = convert(&bad, &out.0.join("new"), &Options::default(), &|_, _| ()).unwrap_err();
-    assert!(error.to_string().contains("expert 3 is missing"), "{error}");
+    assert!(error.to_string().contains("part 3 is missing"), "{error}");
     let left: Vec<_> = fs::read_dir(&out.0).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left.len(), 2, "{left:?}");
 }

@@ -2,11 +2,14 @@
 //!
 //! `testdata/gguf/FAMILY.pieces` says how to put a file together; `make_gguf.py` beside it says how they are made.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use longrun_array::quant::encode::Float;
 use longrun_array::{CpuDevice, CpuOptions};
+use longrun_lm::Kind;
 use longrun_lm::check::{check, read_vectors};
 use longrun_lm::checkpoint::Checkpoint;
+use longrun_lm::convert::{Options, convert};
 
 fn testdata(path: &str) -> Vec<u8> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
@@ -51,13 +54,50 @@ fn run(family: &str) {
     }
 }
 
+/// Families whose files say something that the layout of MLX has no place for.
+const NOT_CONVERTED: &[&str] = &["llama3_rope", "qwen3_5", "qwen3_5_moe"];
+
+/// What the converter makes of them gives the same vectors, or it says why not.
+#[test]
+fn files_are_converted() {
+    let out = std::env::temp_dir().join(format!("longrun-gguf-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&out);
+    std::fs::create_dir_all(&out).unwrap();
+    let complaints: Vec<String> =
+        NAMES.iter().filter_map(|family| converted(family, &out.join(family)).err()).collect();
+    std::fs::remove_dir_all(&out).unwrap();
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+fn converted(family: &str, to: &Path) -> Result<(), String> {
+    let bytes: &'static [u8] = whole(family).leak();
+    let source = Checkpoint::from_embedded(Box::leak(Box::new([("m.gguf", bytes)]))).unwrap();
+    let options = Options { dtype: Some(Float::F32), ..Options::default() };
+    let done = convert(&source, to, &options, &|_, _| ());
+    if NOT_CONVERTED.contains(&family) {
+        let refused = done.is_err_and(|e| e.kind() == Kind::Unsupported);
+        return if refused { Ok(()) } else { Err(format!("{family} is not refused")) };
+    }
+    done.map_err(|e| format!("{family}: {e}"))?;
+    let vectors = read_vectors(&testdata(&format!("golden/{family}/golden.safetensors"))).unwrap();
+    let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
+    let read = Checkpoint::open(to).and_then(|to| check(Box::new(device), &to, &vectors));
+    let rows = read.map_err(|e| format!("{family}, read back: {e}"))?;
+    match rows.iter().find(|row| !row.passes(1e-4)) {
+        Some(row) => Err(format!("{family}: {row:?}")),
+        None => Ok(()),
+    }
+}
+
 macro_rules! families {
     ($($name:ident)*) => { $(
         #[test]
         fn $name() {
             run(stringify!($name));
         }
-    )* };
+        )*
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
 }
 
 families!(llama llama3_rope llama_linear mixtral ministral3 smollm3 qwen2 qwen2_moe qwen3 qwen3_yarn phi3 phi3_longrope

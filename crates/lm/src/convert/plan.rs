@@ -79,6 +79,8 @@ pub(super) struct Part {
     pub(super) times: Vec<f32>,
     /// Then this is added.
     pub(super) add: f32,
+    /// Then the logarithm of what it is less than 0 is taken.
+    pub(super) ln: bool,
 }
 
 impl Part {
@@ -98,9 +100,13 @@ impl Part {
             keep: Vec::new(),
             times: Vec::new(),
             add: 0.0,
+            ln: false,
         }
     }
 }
+
+/// GGUF's number for integers of 32 bits.
+const GGML_I32: u32 = 26;
 
 /// What stands before the names inside of a model, as writers have it.
 const ROOTS: [&str; 5] =
@@ -131,12 +137,31 @@ struct Draft {
     parts: BTreeMap<usize, Part>,
     float: Option<Float>,
     raw: Option<safetensors::Dtype>,
-    stack: bool,
+    many: Many,
+}
+
+/// How several parts make one output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Many {
+    /// There is one.
+    No,
+    /// They are matrices of a stack.
+    Stack,
+    /// They are rows of a matrix.
+    Joined,
 }
 
 /// # Errors
 /// A tensor has a shape that its rule can't take, experts are missing, or two tensors have the same meaning.
 pub(super) fn plan(source: &Checkpoint, shape: &Config, options: &Options<'_>) -> Result<Plan> {
+    if let Some(name) = ["linear_value_heads_tiled"].iter().find(|n| source.config()[**n] == true) {
+        let what = format!("{name} has no place in the layout of MLX");
+        return Err(Error::unsupported(what).hint("convert the original checkpoint instead"));
+    }
+    if shape.family == Family::Glm4 && !shape.rope_interleaved {
+        let what = "its rows are in another order than that of the layout of MLX";
+        return Err(Error::unsupported(what).hint("convert the original checkpoint instead"));
+    }
     let dtype = options.dtype.unwrap_or_else(|| tensor::main_type(source));
     let is_mlx = source.is_mlx();
     let drafts = BTreeMap::new();
@@ -149,7 +174,7 @@ pub(super) fn plan(source: &Checkpoint, shape: &Config, options: &Options<'_>) -
 
 impl Planner<'_> {
     fn add(&mut self, t: &RawTensor<'_>) -> Result<()> {
-        if is_harmless(t.name, self.shape) || t.name == "rope_freqs.weight" {
+        if is_harmless(t.name, self.shape) || t.name.starts_with("rope_f") {
             return Ok(());
         }
         let [root, head_root] = roots(self.shape.family);
@@ -201,16 +226,30 @@ impl Planner<'_> {
             Make::Pairs(names) => self.put_pairs(names.map(named), t),
             Make::Turned(name) => self.put_turned(named(name), t),
             Make::Taps(name) => {
+                let Some(&taps) = t.shape.last() else { return Err(misshapen(t, "taps")) };
                 let shape = match *t.shape {
-                    [channels, 1, taps] => vec![channels, taps, 1],
                     [_, _, 1] => t.shape.to_vec(),
-                    _ => return Err(misshapen(t, "[channels, 1, taps]")),
+                    _ => vec![t.shape.iter().rev().skip(1).product(), taps, 1],
                 };
                 self.put(named(name), t, &shape, Part::whole(t))
             }
+            Make::Joined(name, place) => {
+                let [rows, cols] = *t.shape else { return Err(misshapen(t, "[rows, cols]")) };
+                self.put_at(named(name), t, &[rows, cols], place, Part::whole(t), Many::Joined)
+            }
+            Make::Decays(name) => {
+                let count = t.shape.iter().product();
+                let shape = match self.shape.family {
+                    Family::KimiLinear => vec![1, 1, count, 1],
+                    _ => vec![count],
+                };
+                let part = Part { ln: true, ..Part::of(t, [1, 1, count]) };
+                self.put(named(name), t, &shape, part)
+            }
             Make::LatentHeads(names) => self.put_latent_heads(names.map(named), t),
             Make::PlusOne => {
-                let add = if self.is_mlx { 0.0 } else { 1.0 };
+                let shifted = self.is_mlx || self.source.config()["norm_weight_shifted"] == true;
+                let add = if shifted { 0.0 } else { 1.0 };
                 self.put(rooted(path), t, t.shape, Part { add, ..Part::whole(t) })
             }
             Make::Flat => self.put(rooted(path), t, &[t.shape.iter().product()], Part::whole(t)),
@@ -221,18 +260,20 @@ impl Planner<'_> {
     fn adjusted(&self, path: &str, part: Part) -> Result<Part> {
         let (shape, json) = (self.shape, self.source.config());
         if shape.family == Family::FalconH1 && !self.is_mlx {
-            let times = tensor::falcon_factor(json, path)?;
+            let times = tensor::falcon_factor(json, shape, path)?;
             // Each number of a bias is a row of its own.
             let [matrices, rows, cols] = part.view;
             let view = if times.len() > 1 && rows == 1 { [matrices, cols, 1] } else { part.view };
             return Ok(Part { times, view, ..part });
         }
         let is = |end: &str| path.ends_with(end);
-        if json["norm_weight_shifted"] == true && is("norm.weight") {
+        let gemma = matches!(shape.family, Family::Gemma2 | Family::Gemma3);
+        if gemma && json["norm_weight_shifted"] == true && is("norm.weight") {
             return Ok(Part { add: -1.0, ..part });
         }
         let rotated = ["q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias"];
-        if json["rope_interleaved"] == true && rotated.iter().any(|end| is(end)) {
+        let native = shape.family == Family::Glm4;
+        if !native && json["rope_interleaved"] == true && rotated.iter().any(|end| is(end)) {
             // Rows of a head are (0, d/2, 1, d/2 + 1, ..); the layout has them in their natural order.
             let [matrices, rows, cols] = part.view;
             let view = if is(".bias") { [matrices, cols, rows] } else { [matrices, rows, cols] };
@@ -245,7 +286,7 @@ impl Planner<'_> {
 
     fn put_expert(&mut self, name: String, t: &RawTensor<'_>, number: usize) -> Result<()> {
         let [rows, cols] = *t.shape else { return Err(misshapen(t, "[rows, cols]")) };
-        self.put_at(name, t, &[0, rows, cols], number, Part::whole(t), true)
+        self.put_at(name, t, &[0, rows, cols], number, Part::whole(t), Many::Stack)
     }
 
     fn put_halves(&mut self, names: [String; 2], t: &RawTensor<'_>) -> Result<()> {
@@ -291,7 +332,7 @@ impl Planner<'_> {
         let [experts, cols, rows] = *t.shape else {
             return Err(misshapen(t, "[experts, cols, rows]"));
         };
-        let turned = !matches!(t.dtype, RawDtype::Packed(_));
+        let turned = !matches!(t.dtype, RawDtype::Packed(_)) && self.source.gguf().is_none();
         let shape = if turned { [experts, rows, cols] } else { [experts, cols, rows] };
         self.put(name, t, &shape, Part { turned, ..Part::whole(t) })
     }
@@ -312,7 +353,7 @@ impl Planner<'_> {
     }
 
     fn put(&mut self, name: String, t: &RawTensor<'_>, shape: &[usize], part: Part) -> Result<()> {
-        self.put_at(name, t, shape, 0, part, false)
+        self.put_at(name, t, shape, 0, part, Many::No)
     }
 
     fn put_at(
@@ -322,7 +363,7 @@ impl Planner<'_> {
         shape: &[usize],
         place: usize,
         part: Part,
-        stack: bool,
+        many: Many,
     ) -> Result<()> {
         let (float, raw) = match t.dtype {
             RawDtype::Weight(Format::F32) => (Some(Float::F32), None),
@@ -330,15 +371,16 @@ impl Planner<'_> {
             RawDtype::Weight(Format::BF16) => (Some(Float::BF16), None),
             RawDtype::Weight(_) | RawDtype::Packed(_) => (None, None),
             RawDtype::Safetensors(dtype) if is_integer(dtype) => (None, Some(dtype)),
+            RawDtype::Ggml(GGML_I32) => (None, Some(safetensors::Dtype::I32)),
             RawDtype::Safetensors(_) | RawDtype::Ggml(_) => {
                 // The same refusal as for any other use of it.
                 return self.source.weight(t.name).map(|_| ());
             }
         };
         let shape = shape.to_vec();
-        let new = Draft { shape, parts: BTreeMap::new(), float, raw, stack };
+        let new = Draft { shape, parts: BTreeMap::new(), float, raw, many };
         let draft = self.drafts.entry(name).or_insert(new);
-        let same = draft.stack == stack && draft.raw == raw;
+        let same = draft.many == many && draft.raw == raw;
         if !same || draft.parts.insert(place, part).is_some() {
             return Err(Error::file("another tensor has the same meaning"));
         }
@@ -380,18 +422,18 @@ fn finished(name: String, draft: Draft, float: impl Fn(&Draft, &str) -> Float) -
         Some(dtype) => Stored::Raw(dtype),
         None => Stored::Float(float(&draft, &name)),
     };
-    let Draft { mut shape, parts, stack, .. } = draft;
-    if stack {
-        let count = parts.len();
+    let Draft { mut shape, parts, many, .. } = draft;
+    if many != Many::No {
+        let count = if many == Many::Joined { 2 } else { parts.len() };
         if let Some(gap) = (0..count).find(|place| !parts.contains_key(place)) {
-            return Err(Error::file(format!("expert {gap} is missing")).at(name));
+            return Err(Error::file(format!("part {gap} is missing")).at(name));
         }
         let view = parts[&0].view;
         if let Some(other) = parts.values().find(|part| part.view != view) {
             let what = format!("experts are {:?} and {:?}", &view[1..], &other.view[1..]);
             return Err(Error::file(what).at(name));
         }
-        shape[0] = count;
+        shape[0] = if many == Many::Stack { count } else { count * shape[0] };
     }
     Ok(Output { name, shape, parts: parts.into_values().collect(), stored })
 }

@@ -27,10 +27,14 @@ pub(super) enum Make {
     PlusOne,
     /// Flat.
     Flat,
+    /// Rows of a matrix, in the order of these numbers.
+    Joined(&'static str, usize),
+    /// The logarithm of less this, in the shape that the class has.
+    Decays(&'static str),
 }
 
 use Family as F;
-use Make::{As, Expert, Flat, Halves, LatentHeads, Pairs, PlusOne, Taps, Turned};
+use Make::{As, Decays, Expert, Flat, Halves, Joined, LatentHeads, Pairs, PlusOne, Taps, Turned};
 
 type Row = (&'static str, Make);
 
@@ -50,6 +54,7 @@ const ALL: &[Row] = &[
     ("experts.up_proj", As(UP)),
     ("experts.down_proj", As(DOWN)),
     ("conv1d.weight", Taps("conv1d.weight")),
+    ("A", Decays("A_log")),
     ("kv_b_proj.weight", LatentHeads(["embed_q.weight", "unembed_out.weight"])),
 ];
 
@@ -60,12 +65,19 @@ const DELTA: &[Row] = &[
     ("k_norm.weight", PlusOne),
 ];
 
+const MAMBA2: &[Row] = &[("embed_tokens.weight", As("embeddings.weight"))];
+
 const NEMOTRON_H: &[Row] = &[
+    ("embed_tokens.weight", As("embeddings.weight")),
+    ("experts.up_proj", As("switch_mlp.fc1.weight")),
+    ("experts.down_proj", As("switch_mlp.fc2.weight")),
     ("experts.#.up_proj.weight", Expert("switch_mlp.fc1.weight")),
     ("experts.#.down_proj.weight", Expert("switch_mlp.fc2.weight")),
 ];
 
 const GPT_OSS: &[Row] = &[
+    ("experts.gate_proj", As("experts.gate_proj.weight")),
+    ("experts.up_proj", As("experts.up_proj.weight")),
     ("experts.gate_up_proj", Pairs(["experts.gate_proj.weight", "experts.up_proj.weight"])),
     ("experts.gate_up_proj_bias", Pairs(["experts.gate_proj.bias", "experts.up_proj.bias"])),
     ("experts.down_proj", Turned("experts.down_proj.weight")),
@@ -73,6 +85,8 @@ const GPT_OSS: &[Row] = &[
 ];
 
 const GEMMA4: &[Row] = &[
+    ("experts.gate_proj", As("experts.switch_glu.gate_proj.weight")),
+    ("experts.up_proj", As("experts.switch_glu.up_proj.weight")),
     (
         "experts.gate_up_proj",
         Halves(["experts.switch_glu.gate_proj.weight", "experts.switch_glu.up_proj.weight"]),
@@ -83,6 +97,9 @@ const GEMMA4: &[Row] = &[
 const GRANITE: &[Row] = &[
     ("block_sparse_moe.input_linear.weight", Halves([GRANITE_GATE, GRANITE_UP])),
     ("block_sparse_moe.output_linear.weight", As("block_sparse_moe.switch_mlp.down_proj.weight")),
+    ("shared_mlp.gate_proj.weight", Joined("shared_mlp.input_linear.weight", 0)),
+    ("shared_mlp.up_proj.weight", Joined("shared_mlp.input_linear.weight", 1)),
+    ("shared_mlp.down_proj.weight", As("shared_mlp.output_linear.weight")),
 ];
 const GRANITE_GATE: &str = "block_sparse_moe.switch_mlp.gate_proj.weight";
 const GRANITE_UP: &str = "block_sparse_moe.switch_mlp.up_proj.weight";
@@ -127,6 +144,7 @@ const GLM5_NEXT: &[Row] = &[
 fn rows(family: Family, experts: bool) -> &'static [Row] {
     match family {
         F::Qwen3Next | F::Qwen35 | F::Qwen35Moe => DELTA,
+        F::Mamba2 => MAMBA2,
         F::NemotronH => NEMOTRON_H,
         F::GptOss => GPT_OSS,
         F::Gemma4 => GEMMA4,

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::num::NonZero;
 use std::thread;
 
+use longrun_array::SsmHeads;
 use longrun_array::format::Format;
 use longrun_array::quant::encode::{self, Float};
 use serde_json::Value;
@@ -14,7 +15,7 @@ use super::plan::{Part, Stored};
 use super::quantize::Mode;
 use crate::adapter::Delta;
 use crate::checkpoint::{Checkpoint, RawDtype, TensorView};
-use crate::config::Fields;
+use crate::config::{Config, Fields};
 use crate::error::{Error, Result};
 use crate::weights::HostMatrix;
 
@@ -45,7 +46,7 @@ pub(super) fn main_type(source: &Checkpoint) -> Float {
 
 /// What `falcon_h1` multiplies the rows of the weight `path` with: nothing, one number, or one a row. The layout has
 /// these factors in its weights.
-pub(super) fn falcon_factor(json: &Value, path: &str) -> Result<Vec<f32>> {
+pub(super) fn falcon_factor(json: &Value, shape: &Config, path: &str) -> Result<Vec<f32>> {
     let f = Fields::of(json);
     let number = |name: &str| Ok::<f32, Error>(f.number(name)?.unwrap_or(1.0) as f32);
     let listed = |name: &str, count: usize| match f.list(name)? {
@@ -70,9 +71,9 @@ pub(super) fn falcon_factor(json: &Value, path: &str) -> Result<Vec<f32>> {
         "down_proj" => (1.0, listed("mlp_multipliers", 2)?[1]),
         "in_proj" => {
             let into = if kind == "bias" { 1.0 } else { number("ssm_in_multiplier")? };
-            let inner = f.size("mamba_d_ssm")?;
-            let groups = f.size("mamba_n_groups")? * f.size("mamba_d_state")?;
-            let sizes = [inner, inner, groups, groups, f.size("mamba_n_heads")?];
+            let ssm = shape.ssm.as_ref().ok_or_else(|| Error::file("it has no selective scan"))?;
+            let SsmHeads { heads, groups, dim, state } = ssm.heads;
+            let sizes = [heads * dim, heads * dim, groups * state, groups * state, heads];
             let factors = listed("ssm_multipliers", 5)?;
             let rows = factors.iter().zip(sizes);
             return Ok(rows.flat_map(|(x, n)| std::iter::repeat_n(into * x, n)).collect());
@@ -177,6 +178,9 @@ fn encode_rows(
         };
         if times != 1.0 || part.add != 0.0 {
             numbers.iter_mut().for_each(|x| *x = *x * times + part.add);
+        }
+        if part.ln {
+            numbers.iter_mut().for_each(|x| *x = (-*x).ln());
         }
         match stored {
             Stored::Codes(mode, float) => encode_codes(mode, float, &mut numbers, &mut out),

@@ -3,6 +3,7 @@
 //! Owns what is done to weights at load: choosing rows, joining experts, folding a `+ 1` into a norm. Refuses a tensor
 //! whose shape is not the one that the model asks for.
 
+mod adapted;
 mod draw;
 mod experts;
 mod host;
@@ -21,7 +22,7 @@ pub(crate) use leftovers::{is_harmless, nothing_is_left};
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
-use crate::nn::{Linear, LowRank, RmsNorm};
+use crate::nn::{Linear, RmsNorm};
 
 /// Where weights come from.
 #[derive(Clone, Copy)]
@@ -83,44 +84,6 @@ impl<'a> Weights<'a> {
     ) -> Self {
         self.read = Some((read, report));
         self
-    }
-
-    /// Adds the adapter of the checkpoint, if it has one, and notes in `adapted` which linear layers were there to
-    /// take it.
-    pub fn with_adapter(mut self, adapted: &'a RefCell<BTreeSet<String>>) -> Self {
-        self.adapted = Some(adapted);
-        self
-    }
-
-    /// The adapter's part beside the rows `order` of `name [rows, cols]`, or beside all of them.
-    fn adapter(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        order: Option<&[usize]>,
-    ) -> Result<Option<Box<LowRank>>> {
-        let (Source::Checkpoint(c), Some(adapted)) = (self.source, self.adapted) else {
-            return Ok(None);
-        };
-        let full = self.full(name);
-        let Some(delta) = c.adapter().and_then(|adapter| adapter.delta(&full)) else {
-            return Ok(None);
-        };
-        delta.check(shape).map_err(|e| e.at(&full))?;
-        let all = |numbers: &[f32], shape| HostMatrix::of_numbers(numbers, shape, Format::F32);
-        let b = all(&delta.b, [shape[0], delta.rank]);
-        let b = match order {
-            Some(order) => b.take_rows(order.iter().copied()),
-            None => b,
-        };
-        let put = |host: &HostMatrix<'_>| {
-            let HostMatrix { format, rows, cols, .. } = *host;
-            let spec = MatrixSpec { format, experts: 1, rows, cols };
-            Weight::matrix(self.runtime, &full, spec, &host.bytes)
-        };
-        let pair = LowRank { a: put(&all(&delta.a, [delta.rank, shape[1]]))?, b: put(&b)? };
-        adapted.borrow_mut().insert(full);
-        Ok(Some(Box::new(pair)))
     }
 
     /// The weights below `name`.
