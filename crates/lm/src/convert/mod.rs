@@ -1,6 +1,6 @@
 //! Writes a model in the layout of MLX checkpoints: the names, shapes and conventions of its model classes.
 //!
-//! Owns the order of things: a plan from names and shapes alone ([`plan`]), then one tensor after another from the
+//! Owns the order of things: a plan from names and shapes alone (`plan`), then one tensor after another from the
 //! source to the files ([`write`]), then config and text files, then the rename that makes the folder appear. Refuses
 //! a folder that exists. It never holds more than one tensor of the source.
 
