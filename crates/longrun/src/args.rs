@@ -51,7 +51,7 @@ pub(crate) struct AdapterArgs {
 
 #[derive(ClapArgs)]
 pub(crate) struct GenerateArgs {
-    /// A folder with config.json and safetensors, a .gguf file, a model of the hub (ORG/NAME[:QUANT][@REVISION] or
+    /// A folder with config.json and safetensors, a .gguf file, a model of the hub (`ORG/NAME[:QUANT][@REVISION]` or
     /// ORG/NAME/FILE.gguf, downloaded once), or tiny:FAMILY (random weights) [default: the demo model inside of this
     /// program]
     #[arg(long, value_name = "PATH|ORG/NAME|tiny:FAMILY")]

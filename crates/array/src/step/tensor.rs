@@ -190,7 +190,7 @@ impl<'s> Tensor<'s> {
         self.step.push(Op::HyperOut { streams: self.id, y, weights })
     }
 
-    /// Rotary positions on the first columns of each head of `dim`, from [`Param::rope_table`].
+    /// Rotary positions on the first columns of each head of `dim`, from [`Param::rope_table`](super::Param::rope_table).
     #[track_caller]
     pub fn rope(self, table: Self, dim: usize, interleaved: bool) -> Self {
         self.rope_at(table, RopeHeads { dim, start: 0, interleaved, inverse: false })
