@@ -17,7 +17,8 @@ use shell::{Result, cargo, run};
 const USAGE: &str = "\
 cargo xtask fetch                     download the small real models and texts that tests use into .cache/models
 cargo xtask test [--offline]          fetch, then run every test
-cargo xtask prove [--ci]              the long proofs: full size into docs/proofs.md, or CI size to the terminal
+cargo xtask prove [--families | --ci] the long proofs: full size into docs/proofs.md, of every other family into
+                                      docs/proofs-families.md, or all in CI size to the terminal
 cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds N] [--write]
                                       speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md
 cargo xtask families                  every checkpoint of testdata beside its reference, into docs/families.md
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         ["test"] => test(false),
         ["test", "--offline"] => test(true),
         ["prove"] => prove::full(),
+        ["prove", "--families"] => prove::families(),
         ["prove", "--ci"] => prove::small(),
         ["families"] => families::families(),
         ["compare", rest @ ..] => compare::compare(rest),

@@ -209,6 +209,9 @@ const FAMILIES: &[&str] = &[
     "qwen3_5",
     "phi3",
     "olmo2",
+    "olmo3",
+    "seed_oss",
+    "granite",
     "glm4",
     "glm4_moe",
     "ministral3",
@@ -231,13 +234,13 @@ const FAMILIES: &[&str] = &[
 fn family_proofs() -> impl Iterator<Item = Proof> {
     let cpu: Sizes = &[CPU, ("every", "5000", "80")];
     let null: Sizes = &[NULL, ("every", "250000", "5000")];
-    FAMILIES.iter().flat_map(move |family| {
-        [("cpu", "CPU", cpu), ("null", "null device", null)].map(|(device, on, sizes)| Proof {
+    [("cpu", "CPU", cpu), ("null", "null device", null)].into_iter().flat_map(|(device, on, sizes)| {
+        FAMILIES.iter().map(move |family| Proof {
             title: format!("{family}, {on}").into(),
             lab: false,
             command: format!(
                 "soak --model tiny:{family} --layers 4 --tokens {{tokens}} --report-every {{every}} \
-                 --device {device}"
+                 --device {device} --threads 1"
             )
             .into(),
             sizes,
@@ -248,6 +251,11 @@ fn family_proofs() -> impl Iterator<Item = Proof> {
 }
 
 impl Proof {
+    /// Whether it takes one core.
+    fn lone(&self) -> bool {
+        self.command.contains("--threads 1")
+    }
+
     fn size(&self, name: &str, full: bool) -> Option<&'static str> {
         let (_, whole, small) = self.sizes.iter().find(|(n, _, _)| *n == name)?;
         Some(if full { whole } else { small })
@@ -315,45 +323,74 @@ fn lines_of<'a>(json: &'a str, name: &str) -> Vec<&'a str> {
 
 /// The full size, in a release build, into `docs/proofs.md`.
 pub(crate) fn full() -> Result<()> {
+    into("docs/proofs.md", "Proofs", "cargo xtask prove", PROOFS)
+}
+
+/// Every other family in full size, into `docs/proofs-families.md`.
+pub(crate) fn families() -> Result<()> {
+    let proofs: Vec<Proof> = family_proofs().collect();
+    let (page, title) = ("docs/proofs-families.md", "Proofs: every family");
+    into(page, title, "cargo xtask prove --families", &proofs)
+}
+
+fn into(page: &str, title: &str, command: &str, proofs: &[Proof]) -> Result<()> {
     // Before anything runs: it is this tree that the proofs are of.
     let provenance = provenance();
-    let (text, failed) = prove(true)?;
+    let (text, failed) = prove(true, proofs)?;
     let head = format!(
-        "# Proofs\n\nWritten by `cargo xtask prove`. Each command below is the real binary in a \
-         release build; those of the leak lab are built with `--features leak-lab`. What was \
-         printed is printed here in full.\n\n{provenance}\n"
+        "# {title}\n\nWritten by `{command}`. Each command below is the real binary in a release \
+         build; those of the leak lab are built with `--features leak-lab`. What was printed is \
+         printed here in full.\n\n{provenance}\n"
     );
-    let path = root().join("docs/proofs.md");
-    std::fs::write(&path, head + &text).map_err(|e| format!("docs/proofs.md: {e}"))?;
-    verdict(failed)
+    std::fs::write(root().join(page), head + &text).map_err(|e| format!("{page}: {e}"))?;
+    verdict(proofs.len(), failed)
 }
 
-/// The CI size, in a development build, to the terminal.
+/// The CI size of all, in a development build, to the terminal.
 pub(crate) fn small() -> Result<()> {
-    verdict(prove(false)?.1)
+    let families: Vec<Proof> = family_proofs().collect();
+    let (first, second) = (prove(false, PROOFS)?.1, prove(false, &families)?.1);
+    verdict(PROOFS.len() + families.len(), first + second)
 }
 
-fn verdict(failed: usize) -> Result<()> {
-    println!("{} passed, {failed} failed", PROOFS.len() + 2 * FAMILIES.len() - failed);
+fn verdict(proofs: usize, failed: usize) -> Result<()> {
+    println!("{} passed, {failed} failed", proofs - failed);
     if failed == 0 { Ok(()) } else { Err(format!("{failed} proofs failed")) }
 }
 
-/// Builds both binaries and runs every proof; gives the report and the number that failed.
-fn prove(full: bool) -> Result<(String, usize)> {
+/// Builds the binaries and runs the proofs, as many at once as [`Proof::lone`] allows; gives the report and the number
+/// that failed.
+fn prove(full: bool, proofs: &[Proof]) -> Result<(String, usize)> {
     let folder = target().join("prove");
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let plain = build(full, false, &folder.join("longrun"))?;
-    let lab = build(full, true, &folder.join("longrun-lab"))?;
-    let (mut report, mut failed) = (String::new(), 0);
-    let families: Vec<Proof> = family_proofs().collect();
-    for proof in PROOFS.iter().chain(&families) {
+    let lab = match proofs.iter().any(|proof| proof.lab) {
+        true => build(full, true, &folder.join("longrun-lab"))?,
+        false => plain.clone(),
+    };
+    let one = |place: usize, proof: &Proof| {
         eprintln!("xtask: {}", proof.title);
         let binary = if proof.lab { &lab } else { &plain };
-        let section = prove_one(proof, full, binary, &folder.join("outcome.json"))?;
-        failed += usize::from(section.contains(FAILED));
-        println!("{section}");
-        report += &section;
-        report.push('\n');
+        prove_one(proof, full, binary, &folder.join(format!("outcome{place}.json")))
+    };
+    let (mut report, mut failed) = (String::new(), 0);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let together = if proofs.iter().all(|proof| proof.lone()) { cores } else { 1 };
+    for group in proofs.chunks(together) {
+        let sections: Vec<Result<String>> = std::thread::scope(|scope| {
+            let runs =
+                group.iter().enumerate().map(|(i, proof)| scope.spawn(move || one(i, proof)));
+            let runs: Vec<_> = runs.collect();
+            let joined = runs.into_iter().map(|run| run.join());
+            joined.map(|run| run.unwrap_or_else(|_| Err("a proof panicked".into()))).collect()
+        });
+        for section in sections {
+            let section = section?;
+            failed += usize::from(section.contains(FAILED));
+            println!("{section}");
+            report += &section;
+            report.push('\n');
+        }
     }
     Ok((report, failed))
 }
