@@ -8,7 +8,7 @@ use longrun_lm::cache::Room;
 use longrun_lm::config::Config;
 use longrun_lm::engine::{Engine, Event, FinishReason, Request, RowId};
 use longrun_lm::executor::{Executor, Setup};
-use longrun_lm::sample::SamplingParams;
+use longrun_lm::sample::{History, SamplingParams};
 use longrun_lm::tiny::{self, TinyShape};
 use longrun_lm::weights::Source;
 use longrun_lm::{Error, Kind};
@@ -189,6 +189,30 @@ fn a_broken_row_fails_alone() {
     assert_eq!(failed.count(), 1);
     assert!(engine.executor().all_free());
     assert_eq!(engine.executor().usage().live, base);
+}
+
+/// A processor that ignores the history: in lazy engines the text so far then is a chain that nobody reads.
+#[test]
+fn a_bias_alone_keeps_nothing_of_the_text() {
+    let mut engine = engine("llama", ROOM);
+    let params = SamplingParams { logit_bias: vec![(7, 0.5)], ..SamplingParams::default() };
+    let long = engine.admit(Request { params, ..request(&prompt(9), 150) }).unwrap();
+    let live = engine.executor().usage().live;
+    let mut events = Vec::new();
+    while engine.rows() > 0 {
+        engine.step(&mut events).unwrap();
+        assert_eq!(engine.executor().usage().live, live);
+    }
+    assert_eq!(of_row(&events, long).0.len(), 150);
+    let history =
+        History::new(&SamplingParams { logit_bias: vec![(7, 0.5)], ..SamplingParams::default() });
+    let mut grown = history.clone();
+    (0..100_000).for_each(|id| grown.push(id % 160));
+    assert_eq!(grown.ids_held(), 0);
+    let penalised = SamplingParams { presence_penalty: 0.1, ..SamplingParams::default() };
+    let mut held = History::new(&penalised);
+    (0..100_000).for_each(|id| held.push(id % 160));
+    assert!((1..=160).contains(&held.ids_held()), "{}", held.ids_held());
 }
 
 /// Both rows were admitted, and together they outgrow the blocks: the step fails, and nothing stays behind.

@@ -93,6 +93,17 @@ fn values_that_nobody_reads_are_flat() {
     flat("dead_null", 5_000, &[&["--model", "tiny:dead_values"][..], &NULL].concat());
 }
 
+/// Layers without positions: in lazy engines nobody reads the offset that their cache counts up.
+#[test]
+fn layers_without_positions_are_flat() {
+    for family in ["smollm3", "kimi_linear", "glm5_next"] {
+        let model = ["--model", &format!("tiny:{family}"), "--mode", "batch"];
+        flat(&format!("nope_cpu_{family}"), 120, &model);
+        let null = [&model[..], &NULL].concat();
+        flat(&format!("nope_null_{family}"), 5_000, &null);
+    }
+}
+
 #[test]
 fn shape_flags_shape_the_model() {
     let shape = ["--layers", "6", "--interval", "2", "--hidden", "32", "--experts", "4"];

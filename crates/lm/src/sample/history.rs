@@ -38,6 +38,11 @@ impl History {
         Self { recent: VecDeque::new(), longest, windows, len: 0 }
     }
 
+    /// Ids of the text that it still holds.
+    pub fn ids_held(&self) -> usize {
+        self.recent.len()
+    }
+
     /// Adds one id, prompt or generated.
     pub fn push(&mut self, id: u32) {
         self.len += 1;
