@@ -4,13 +4,13 @@
 //! best of them are attended to. Its library turns queries and keys by a Hadamard matrix before it rounds them to 8 bits;
 //! scores are the same without either.
 
-use longrun_array::{Choice, Step, Tensor, Weight};
+use longrun_array::{Choice, Tensor, Weight};
 
-use super::Model;
+use super::decoder::Block;
 use crate::cache::{CacheSpec, Caches, PagedId};
 use crate::config::{Config, IndexerConfig};
 use crate::error::{Error, Result};
-use crate::nn::{FeedForward, Head, Linear, Mla, RmsNorm, Rope};
+use crate::nn::{FeedForward, Linear, Mla, RmsNorm, Ropes};
 use crate::weights::Weights;
 
 /// Chooses positions: `sum over heads of weight * relu(q . k)`, the best of them.
@@ -58,19 +58,20 @@ impl Indexer {
         &self,
         x: Tensor<'s>,
         latent: Tensor<'s>,
-        rope: Tensor<'s>,
+        rope: Option<Tensor<'s>>,
         caches: &Caches,
     ) -> Choice<'s> {
         let IndexerConfig { heads, dim, top } = self.sizes;
-        let q = self.q.apply(latent).rope(rope, dim, false);
+        let turned = |x: Tensor<'s>| rope.map_or(x, |rope| x.rope(rope, dim, false));
+        let q = turned(self.q.apply(latent));
         let k = self.k.apply(x).layer_norm(&self.norm[0], &self.norm[1], 1e-6);
-        let keys = caches.paged(x.step(), self.keys).write(k.rope(rope, dim, false));
+        let keys = caches.paged(x.step(), self.keys).write(turned(k));
         let scale = ((dim * heads) as f32).powf(-0.5);
         q.select(self.weights.apply(x), &keys, (heads, top, scale))
     }
 }
 
-struct Layer {
+pub(super) struct Layer {
     input_norm: RmsNorm,
     attention: Mla,
     indexer: Option<Indexer>,
@@ -78,7 +79,7 @@ struct Layer {
     mlp: FeedForward,
 }
 
-impl Layer {
+impl Block for Layer {
     fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
         let attention = w.at("self_attn");
         let indexer = |sizes| Indexer::load(&attention.at("indexer"), c, sizes, &mut *caches);
@@ -92,49 +93,12 @@ impl Layer {
         })
     }
 
-    fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+    fn forward<'s>(&self, x: Tensor<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
         let y = self.input_norm.apply(x);
         let latent = self.attention.latent_of_queries(y);
+        let rope = ropes.global;
         let chosen = self.indexer.as_ref().map(|i| i.choose(y, latent, rope, caches));
-        let h = x + self.attention.attend(y, latent, Some(rope), chosen, caches);
+        let h = x + self.attention.attend(y, latent, rope, chosen, caches);
         h + self.mlp.forward(self.post_norm.apply(h))
-    }
-}
-
-pub(super) struct DeepSeekV3 {
-    embedding: Weight,
-    rope: Rope,
-    layers: Vec<Layer>,
-    head: Head,
-    caches: CacheSpec,
-}
-
-impl DeepSeekV3 {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
-        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let mut caches = CacheSpec::default();
-        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
-        Ok(Self {
-            embedding,
-            rope: Rope::new(w, &c.rope, "rope")?,
-            layers: layers.collect::<Result<_>>()?,
-            head: Head { norm: w.norm("norm", c.hidden)?, linear, softcap: None },
-            caches,
-        })
-    }
-}
-
-impl Model for DeepSeekV3 {
-    fn caches(&self) -> CacheSpec {
-        self.caches.clone()
-    }
-
-    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
-        let rope = self.rope.table(step);
-        let mut x = step.ids().embed(&self.embedding, 1.0); // [T, H]
-        for layer in &self.layers {
-            x = layer.forward(x, rope, caches);
-        }
-        self.head.emit(step, x);
     }
 }

@@ -2,24 +2,27 @@
 //!
 //! `h = x + scan(norm x) + attention(norm x)`, `h + mlp(norm h)`.
 
-use longrun_array::{Map, Step, Tensor, Weight};
+use longrun_array::{Map, Tensor};
 
-use super::Model;
+use super::decoder::Block;
 use crate::cache::{CacheSpec, Caches};
 use crate::config::{Config, Multipliers};
 use crate::error::{Error, Result};
-use crate::nn::{Attention, AttentionKind, Head, Mamba, Mlp, RmsNorm, Rope, scaled};
+use crate::nn::{Attention, AttentionKind, Mamba, Mlp, RmsNorm, Ropes, scaled};
 use crate::weights::Weights;
 
-struct Layer {
+pub(super) struct Layer {
     input_norm: RmsNorm,
     scan: Mamba,
     attention: Attention,
     mlp_norm: RmsNorm,
     mlp: Mlp,
+    multipliers: Multipliers,
 }
 
-impl Layer {
+impl Block for Layer {
+    const LAST_NORM: &'static str = "final_layernorm";
+
     fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
         let s = c.ssm.as_ref().ok_or_else(|| Error::file("a scan without sizes"))?;
         let kind = AttentionKind::default();
@@ -29,59 +32,15 @@ impl Layer {
             attention: Attention::load(&w.at("self_attn"), c, i, caches, kind)?,
             mlp_norm: w.norm("pre_ff_layernorm", c.hidden)?,
             mlp: Mlp::load(&w.at("feed_forward"), c, c.intermediate, Map::Silu)?,
+            multipliers: c.multipliers,
         })
     }
 
-    fn forward<'s>(
-        &self,
-        x: Tensor<'s>,
-        rope: Tensor<'s>,
-        m: &Multipliers,
-        caches: &Caches,
-    ) -> Tensor<'s> {
+    fn forward<'s>(&self, x: Tensor<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
+        let m = &self.multipliers;
         let y = self.input_norm.apply(x);
-        let seen = self.attention.forward(scaled(y, m.attention_in), rope, caches);
+        let seen = self.attention.forward(scaled(y, m.attention_in), ropes, caches);
         let h = x + (self.scan.forward(y, caches) + scaled(seen, m.attention_out));
         h + self.mlp.forward_scaled(self.mlp_norm.apply(h), [m.mlp_gate, m.mlp_down])
-    }
-}
-
-pub(super) struct FalconH1 {
-    embedding: Weight,
-    rope: Rope,
-    layers: Vec<Layer>,
-    head: Head,
-    multipliers: Multipliers,
-    caches: CacheSpec,
-}
-
-impl FalconH1 {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
-        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let mut caches = CacheSpec::default();
-        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
-        Ok(Self {
-            embedding,
-            rope: Rope::new(w, &c.rope, "rope")?,
-            layers: layers.collect::<Result<_>>()?,
-            head: Head { norm: w.norm("final_layernorm", c.hidden)?, linear, softcap: None },
-            multipliers: c.multipliers,
-            caches,
-        })
-    }
-}
-
-impl Model for FalconH1 {
-    fn caches(&self) -> CacheSpec {
-        self.caches.clone()
-    }
-
-    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
-        let (rope, m) = (self.rope.table(step), &self.multipliers);
-        let mut x = step.ids().embed(&self.embedding, m.embedding); // [T, H]
-        for layer in &self.layers {
-            x = layer.forward(x, rope, m, caches);
-        }
-        self.head.emit_scaled(step, x, m.logits);
     }
 }

@@ -3,13 +3,13 @@
 //!
 //! `h = x + r mixer(norm x)`, `h + r ff(norm h)`; hybrids may have no positions.
 
-use longrun_array::{ExpertsUp, Map, Scoring, Step, Tensor, Weight};
+use longrun_array::{ExpertsUp, Map, Scoring, Tensor, Weight};
 
-use super::Model;
+use super::decoder::Block;
 use crate::cache::{CacheSpec, Caches};
-use crate::config::{Config, Mixer, MoeConfig, Multipliers};
+use crate::config::{Config, Mixer, MoeConfig};
 use crate::error::{Error, Result};
-use crate::nn::{Attention, AttentionKind, Head, Linear, Mamba, Mlp, RmsNorm, Rope, scaled};
+use crate::nn::{Attention, AttentionKind, Linear, Mamba, Mlp, RmsNorm, Ropes, scaled};
 use crate::weights::Weights;
 
 enum TokenMixer {
@@ -131,14 +131,16 @@ impl FeedForward {
     }
 }
 
-struct Layer {
+pub(super) struct Layer {
     input_norm: RmsNorm,
     mixer: TokenMixer,
     post_norm: RmsNorm,
     mlp: FeedForward,
+    /// Factor on what it adds to the stream.
+    residual: f32,
 }
 
-impl Layer {
+impl Block for Layer {
     fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
         let mixer = match c.mixers[i] {
             Mixer::Linear => {
@@ -155,62 +157,17 @@ impl Layer {
             mixer,
             post_norm: w.norm("post_attention_layernorm", c.hidden)?,
             mlp: FeedForward::load(w, c)?,
+            residual: c.multipliers.residual,
         })
     }
 
-    fn forward<'s>(
-        &self,
-        x: Tensor<'s>,
-        rope: Tensor<'s>,
-        residual: f32,
-        caches: &Caches,
-    ) -> Tensor<'s> {
+    fn forward<'s>(&self, x: Tensor<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
         let y = self.input_norm.apply(x);
         let y = match &self.mixer {
             TokenMixer::Scan(mamba) => mamba.forward(y, caches),
-            TokenMixer::Attention(attention) => attention.forward(y, rope, caches),
+            TokenMixer::Attention(attention) => attention.forward(y, ropes, caches),
         };
-        let h = x + scaled(y, residual);
-        h + scaled(self.mlp.forward(self.post_norm.apply(h)), residual)
-    }
-}
-
-pub(super) struct Granite {
-    embedding: Weight,
-    rope: Rope,
-    layers: Vec<Layer>,
-    head: Head,
-    multipliers: Multipliers,
-    caches: CacheSpec,
-}
-
-impl Granite {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
-        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let mut caches = CacheSpec::default();
-        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
-        Ok(Self {
-            embedding,
-            rope: Rope::new(w, &c.rope, "rope")?,
-            layers: layers.collect::<Result<_>>()?,
-            head: Head { norm: w.norm("norm", c.hidden)?, linear, softcap: None },
-            multipliers: c.multipliers,
-            caches,
-        })
-    }
-}
-
-impl Model for Granite {
-    fn caches(&self) -> CacheSpec {
-        self.caches.clone()
-    }
-
-    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
-        let (rope, m) = (self.rope.table(step), &self.multipliers);
-        let mut x = step.ids().embed(&self.embedding, m.embedding); // [T, H]
-        for layer in &self.layers {
-            x = layer.forward(x, rope, m.residual, caches);
-        }
-        self.head.emit_scaled(step, x, m.logits);
+        let h = x + scaled(y, self.residual);
+        h + scaled(self.mlp.forward(self.post_norm.apply(h)), self.residual)
     }
 }

@@ -3,13 +3,13 @@
 //!
 //! `h = x + mixer(norm x)`, `h + ff(norm h)`.
 
-use longrun_array::{Step, Tensor, Weight};
+use longrun_array::Tensor;
 
-use super::Model;
+use super::decoder::Block;
 use crate::cache::{CacheSpec, Caches};
-use crate::config::{Config, KdaConfig, Mixer};
+use crate::config::{Config, Mixer};
 use crate::error::{Error, Result};
-use crate::nn::{FeedForward, Head, Kda, Mla, RmsNorm};
+use crate::nn::{FeedForward, Kda, Mla, RmsNorm, Ropes};
 use crate::weights::Weights;
 
 enum TokenMixer {
@@ -17,21 +17,16 @@ enum TokenMixer {
     Attention(Box<Mla>),
 }
 
-struct Layer {
+pub(super) struct Layer {
     input_norm: RmsNorm,
     mixer: TokenMixer,
     post_norm: RmsNorm,
     mlp: FeedForward,
 }
 
-impl Layer {
-    fn load(
-        w: &Weights<'_>,
-        c: &Config,
-        k: &KdaConfig,
-        i: usize,
-        caches: &mut CacheSpec,
-    ) -> Result<Self> {
+impl Block for Layer {
+    fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
+        let k = &c.kda.ok_or_else(|| Error::file("a hybrid without delta attention"))?;
         let attention = &w.at("self_attn");
         // Files have either name for a plain MLP, too.
         let moe = "block_sparse_moe";
@@ -48,48 +43,12 @@ impl Layer {
         })
     }
 
-    fn forward<'s>(&self, x: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+    fn forward<'s>(&self, x: Tensor<'s>, _: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
         let y = self.input_norm.apply(x);
         let h = x + match &self.mixer {
             TokenMixer::Delta(delta) => delta.forward(y, caches),
             TokenMixer::Attention(attention) => attention.forward(y, None, caches),
         };
         h + self.mlp.forward(self.post_norm.apply(h))
-    }
-}
-
-pub(super) struct KimiLinear {
-    embedding: Weight,
-    layers: Vec<Layer>,
-    head: Head,
-    caches: CacheSpec,
-}
-
-impl KimiLinear {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
-        let k = c.kda.ok_or_else(|| Error::file("a hybrid without delta attention"))?;
-        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let mut caches = CacheSpec::default();
-        let layer = |i| Layer::load(&w.at("layers").at(i), c, &k, i, &mut caches);
-        Ok(Self {
-            embedding,
-            layers: (0..c.layers).map(layer).collect::<Result<_>>()?,
-            head: Head { norm: w.norm("norm", c.hidden)?, linear, softcap: None },
-            caches,
-        })
-    }
-}
-
-impl Model for KimiLinear {
-    fn caches(&self) -> CacheSpec {
-        self.caches.clone()
-    }
-
-    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
-        let mut x = step.ids().embed(&self.embedding, 1.0); // [T, H]
-        for layer in &self.layers {
-            x = layer.forward(x, caches);
-        }
-        self.head.emit(step, x);
     }
 }

@@ -3,13 +3,13 @@
 //! A convolution layer projects to three parts `b | c | x` and gives `out(c * conv(b * x))`, without activation. It keeps
 //! the last few `b * x` of a sequence and nothing else.
 
-use longrun_array::{Map, Step, Tensor, Weight};
+use longrun_array::{Map, Tensor, Weight};
 
-use super::Model;
+use super::decoder::Block;
 use crate::cache::{CacheSpec, Caches, RecordId};
 use crate::config::{Config, ConvConfig, Mixer};
 use crate::error::{Error, Result};
-use crate::nn::{Attention, AttentionKind, Head, Linear, Mlp, RmsNorm, Rope};
+use crate::nn::{Attention, AttentionKind, Linear, Mlp, RmsNorm, Ropes};
 use crate::weights::Weights;
 
 struct ShortConv {
@@ -24,9 +24,7 @@ struct ShortConv {
 impl ShortConv {
     fn load(w: &Weights<'_>, c: &Config, conv: ConvConfig, caches: &mut CacheSpec) -> Result<Self> {
         let (h, taps) = (c.hidden, conv.taps);
-        // The checkpoint has each channel's taps together, [H, 1, K] or [H, K, 1]; the kernel wants them tap by tap.
-        let by_channel = w.numbers("conv.weight", h * taps, 0.3)?;
-        let by_tap: Vec<f32> = (0..h * taps).map(|i| by_channel[i % h * taps + i / h]).collect();
+        let by_tap = w.conv_taps("conv.weight", h, taps)?;
         Ok(Self {
             input: w.linear("in_proj", [3 * h, h], conv.bias)?,
             taps: Weight::vector(w.runtime, "conv.weight", &by_tap)?,
@@ -55,14 +53,16 @@ enum TokenMixer {
     Attention(Box<Attention>),
 }
 
-struct Layer {
+pub(super) struct Layer {
     mixer_norm: RmsNorm,
     mixer: TokenMixer,
     mlp_norm: RmsNorm,
     mlp: Mlp,
 }
 
-impl Layer {
+impl Block for Layer {
+    const LAST_NORM: &'static str = "embedding_norm";
+
     fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
         let conv = c.conv.ok_or_else(|| Error::file("a hybrid without convolutions"))?;
         let kind = AttentionKind { norms: c.qk_norms, ..AttentionKind::default() };
@@ -82,47 +82,12 @@ impl Layer {
         })
     }
 
-    fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+    fn forward<'s>(&self, x: Tensor<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
         let y = self.mixer_norm.apply(x);
         let h = x + match &self.mixer {
             TokenMixer::Conv(conv) => conv.forward(y, caches),
-            TokenMixer::Attention(attention) => attention.forward(y, rope, caches),
+            TokenMixer::Attention(attention) => attention.forward(y, ropes, caches),
         };
         h + self.mlp.forward(self.mlp_norm.apply(h))
-    }
-}
-
-pub(super) struct Lfm2 {
-    embedding: Weight,
-    rope: Rope,
-    layers: Vec<Layer>,
-    head: Head,
-    caches: CacheSpec,
-}
-
-impl Lfm2 {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
-        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let mut caches = CacheSpec::default();
-        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
-        let layers = layers.collect::<Result<_>>()?;
-        let norm = w.norm("embedding_norm", c.hidden)?;
-        let head = Head { norm, linear, softcap: c.final_softcap };
-        Ok(Self { embedding, rope: Rope::new(w, &c.rope, "rope")?, layers, head, caches })
-    }
-}
-
-impl Model for Lfm2 {
-    fn caches(&self) -> CacheSpec {
-        self.caches.clone()
-    }
-
-    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
-        let rope = self.rope.table(step);
-        let mut x = step.ids().embed(&self.embedding, 1.0); // [T, H]
-        for layer in &self.layers {
-            x = layer.forward(x, rope, caches);
-        }
-        self.head.emit(step, x);
     }
 }

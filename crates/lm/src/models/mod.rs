@@ -2,6 +2,7 @@
 //!
 //! A model owns weights and nothing else: it sees a step and the caches, never a request, a length or a device.
 
+mod decoder;
 mod deepseek_v3;
 mod deepseek_v4;
 mod falcon_h1;
@@ -20,6 +21,8 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use longrun_array::{Runtime, Step};
+
+use decoder::{Block, Decoder};
 
 use crate::cache::{CacheSpec, Caches};
 use crate::config::{Config, Family};
@@ -64,8 +67,8 @@ pub fn load(
     Ok(model)
 }
 
-fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
-    Ok(match config.family {
+fn build(w: &Weights<'_>, c: &Config) -> Result<Box<dyn Model>> {
+    Ok(match c.family {
         Family::Llama
         | Family::Mistral
         | Family::Qwen2
@@ -80,22 +83,24 @@ fn build(w: &Weights<'_>, config: &Config) -> Result<Box<dyn Model>> {
         | Family::Glm4Moe
         | Family::MiniMaxM2
         | Family::GptOss
-        | Family::DeadValues => Box::new(transformer::Transformer::load(w, config)?),
-        Family::Gemma2 | Family::Gemma3 => Box::new(gemma3::Gemma3::load(w, config)?),
-        Family::Gemma4 => Box::new(gemma4::Gemma4::load(w, config)?),
+        | Family::DeadValues => decoder::<transformer::Layer>(w, c)?,
+        Family::Gemma2 | Family::Gemma3 => decoder::<gemma3::Layer>(w, c)?,
+        Family::Gemma4 => Box::new(gemma4::Gemma4::load(w, c)?),
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
-            Box::new(qwen3_next::Qwen3Next::load(w, config)?)
+            decoder::<qwen3_next::Layer>(w, c)?
         }
-        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => Box::new(olmo2::Olmo2::load(w, config)?),
-        Family::Lfm2 => Box::new(lfm2::Lfm2::load(w, config)?),
-        Family::DeepSeekV3 | Family::DeepSeekV32 => {
-            Box::new(deepseek_v3::DeepSeekV3::load(w, config)?)
-        }
-        Family::Mamba2 | Family::NemotronH => Box::new(nemotron_h::NemotronH::load(w, config)?),
-        Family::KimiLinear => Box::new(kimi_linear::KimiLinear::load(w, config)?),
-        Family::FalconH1 => Box::new(falcon_h1::FalconH1::load(w, config)?),
-        Family::Granite | Family::GraniteMoeHybrid => Box::new(granite::Granite::load(w, config)?),
-        Family::DeepSeekV4 => Box::new(deepseek_v4::DeepSeekV4::load(w, config)?),
-        Family::Glm5Next => Box::new(glm5_next::Glm5Next::load(w, config)?),
+        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => decoder::<olmo2::Layer>(w, c)?,
+        Family::Lfm2 => decoder::<lfm2::Layer>(w, c)?,
+        Family::DeepSeekV3 | Family::DeepSeekV32 => decoder::<deepseek_v3::Layer>(w, c)?,
+        Family::Mamba2 | Family::NemotronH => decoder::<nemotron_h::Layer>(w, c)?,
+        Family::KimiLinear => decoder::<kimi_linear::Layer>(w, c)?,
+        Family::FalconH1 => decoder::<falcon_h1::Layer>(w, c)?,
+        Family::Granite | Family::GraniteMoeHybrid => decoder::<granite::Layer>(w, c)?,
+        Family::DeepSeekV4 => Box::new(deepseek_v4::DeepSeekV4::load(w, c)?),
+        Family::Glm5Next => Box::new(glm5_next::Glm5Next::load(w, c)?),
     })
+}
+
+fn decoder<B: Block + 'static>(w: &Weights<'_>, c: &Config) -> Result<Box<dyn Model>> {
+    Ok(Box::new(Decoder::<B>::load(w, c)?))
 }

@@ -3,13 +3,13 @@
 //! All blocks of Mamba 2 are selective scans. Those of Nemotron-H are scans, attention without positions, MLPs, or
 //! mixtures of experts; both of the latter square what is above 0 and have no gate.
 
-use longrun_array::{ExpertsUp, Map, Scoring, Step, Tensor, Weight};
+use longrun_array::{ExpertsUp, Map, Scoring, Tensor, Weight};
 
-use super::Model;
+use super::decoder::Block;
 use crate::cache::{CacheSpec, Caches};
 use crate::config::{Config, Mixer};
 use crate::error::{Error, Result};
-use crate::nn::{Attention, AttentionKind, Head, Linear, Mamba, RmsNorm};
+use crate::nn::{Attention, AttentionKind, Linear, Mamba, RmsNorm, Ropes};
 use crate::weights::Weights;
 
 /// `down(relu(up x)^2)`
@@ -84,79 +84,45 @@ impl Moe {
     }
 }
 
-enum Block {
+enum Mixing {
     Scan(Box<Mamba>),
     Attention(Box<Attention>),
     Mlp(Box<Mlp>),
     Moe(Box<Moe>),
 }
 
-struct Layer {
+pub(super) struct Layer {
     norm: RmsNorm,
-    block: Block,
+    mixing: Mixing,
 }
 
-impl Layer {
+impl Block for Layer {
+    const LAST_NORM: &'static str = "norm_f";
+
     fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
         let mixer = &w.at("mixer");
-        let block = match c.mixers[i] {
+        let mixing = match c.mixers[i] {
             Mixer::Linear => {
                 let s = c.ssm.as_ref().ok_or_else(|| Error::file("a scan without sizes"))?;
-                Block::Scan(Box::new(Mamba::load(mixer, c, s, caches)?))
+                Mixing::Scan(Box::new(Mamba::load(mixer, c, s, caches)?))
             }
-            Mixer::Mlp => Block::Mlp(Box::new(Mlp::load(mixer, c, c.intermediate)?)),
-            Mixer::Experts => Block::Moe(Box::new(Moe::load(mixer, c)?)),
+            Mixer::Mlp => Mixing::Mlp(Box::new(Mlp::load(mixer, c, c.intermediate)?)),
+            Mixer::Experts => Mixing::Moe(Box::new(Moe::load(mixer, c)?)),
             _ => {
                 let kind = AttentionKind::default();
-                Block::Attention(Box::new(Attention::load(mixer, c, i, caches, kind)?))
+                Mixing::Attention(Box::new(Attention::load(mixer, c, i, caches, kind)?))
             }
         };
-        Ok(Self { norm: w.norm("norm", c.hidden)?, block })
+        Ok(Self { norm: w.norm("norm", c.hidden)?, mixing })
     }
 
-    fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+    fn forward<'s>(&self, x: Tensor<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
         let y = self.norm.apply(x);
-        x + match &self.block {
-            Block::Scan(mamba) => mamba.forward(y, caches),
-            Block::Attention(attention) => attention.forward(y, rope, caches),
-            Block::Mlp(mlp) => mlp.forward(y),
-            Block::Moe(moe) => moe.forward(y),
+        x + match &self.mixing {
+            Mixing::Scan(mamba) => mamba.forward(y, caches),
+            Mixing::Attention(attention) => attention.forward(y, ropes, caches),
+            Mixing::Mlp(mlp) => mlp.forward(y),
+            Mixing::Moe(moe) => moe.forward(y),
         }
-    }
-}
-
-pub(super) struct NemotronH {
-    embedding: Weight,
-    layers: Vec<Layer>,
-    head: Head,
-    caches: CacheSpec,
-}
-
-impl NemotronH {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
-        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let mut caches = CacheSpec::default();
-        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
-        Ok(Self {
-            embedding,
-            layers: layers.collect::<Result<_>>()?,
-            head: Head { norm: w.norm("norm_f", c.hidden)?, linear, softcap: None },
-            caches,
-        })
-    }
-}
-
-impl Model for NemotronH {
-    fn caches(&self) -> CacheSpec {
-        self.caches.clone()
-    }
-
-    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
-        let mut x = step.ids().embed(&self.embedding, 1.0); // [T, H]
-        for layer in &self.layers {
-            // No layer rotates.
-            x = layer.forward(x, x, caches);
-        }
-        self.head.emit(step, x);
     }
 }

@@ -3,13 +3,13 @@
 //! The two differ in how the projections of a delta layer are packed in the checkpoint, and in nothing else. In GGUF
 //! files the value heads of Qwen3.5 are in another order: head `i` belongs to key head `i mod hk`.
 
-use longrun_array::{DecayCurve, Delta, DeltaHeads, Map, Step, Tensor, Weight};
+use longrun_array::{DecayCurve, Delta, DeltaHeads, Map, Tensor, Weight};
 
-use super::Model;
+use super::decoder::Block;
 use crate::cache::{CacheSpec, Caches, RecordId};
 use crate::config::{Config, DeltaConfig, Family, Mixer};
 use crate::error::{Error, Result};
-use crate::nn::{Attention, AttentionKind, FeedForward, Head, Linear, RmsNorm, Rope};
+use crate::nn::{Attention, AttentionKind, FeedForward, Linear, RmsNorm, Ropes};
 use crate::weights::Weights;
 
 /// Linear attention: a short causal convolution, then the gated delta rule.
@@ -138,70 +138,40 @@ enum TokenMixer {
     Attention(Attention),
 }
 
-struct Layer {
+pub(super) struct Layer {
     input_norm: RmsNorm,
     mixer: TokenMixer,
     post_norm: RmsNorm,
     mlp: FeedForward,
 }
 
-impl Layer {
-    fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+impl Block for Layer {
+    fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
+        let d = c.delta.ok_or_else(|| Error::file("a hybrid without linear attention heads"))?;
+        let kind = AttentionKind { norms: c.qk_norms, gated: true, ..Default::default() };
+        let mixer = match c.mixers[i] {
+            Mixer::Linear => {
+                TokenMixer::Delta(GatedDeltaNet::load(&w.at("linear_attn"), c, &d, caches)?)
+            }
+            _ => {
+                let w = &w.at("self_attn");
+                TokenMixer::Attention(Attention::load(w, c, i, caches, kind)?)
+            }
+        };
+        Ok(Self {
+            input_norm: w.norm("input_layernorm", c.hidden)?,
+            mixer,
+            post_norm: w.norm("post_attention_layernorm", c.hidden)?,
+            mlp: FeedForward::load(&w.at("mlp"), c, i)?,
+        })
+    }
+
+    fn forward<'s>(&self, x: Tensor<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
         let y = self.input_norm.apply(x);
         let h = x + match &self.mixer {
             TokenMixer::Delta(delta) => delta.forward(y, caches),
-            TokenMixer::Attention(attention) => attention.forward(y, rope, caches),
+            TokenMixer::Attention(attention) => attention.forward(y, ropes, caches),
         };
         h + self.mlp.forward(self.post_norm.apply(h))
-    }
-}
-
-pub(super) struct Qwen3Next {
-    embedding: Weight,
-    rope: Rope,
-    layers: Vec<Layer>,
-    head: Head,
-    caches: CacheSpec,
-}
-
-impl Qwen3Next {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
-        let d = c.delta.ok_or_else(|| Error::file("a hybrid without linear attention heads"))?;
-        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let (mut layers, mut caches) = (Vec::new(), CacheSpec::default());
-        for i in 0..c.layers {
-            let w = &w.at("layers").at(i);
-            let kind = AttentionKind { norms: c.qk_norms, gated: true, ..Default::default() };
-            let (at, caches) = (|name: &str| w.at(name), &mut caches);
-            let mixer = match c.mixers[i] {
-                Mixer::Linear => {
-                    TokenMixer::Delta(GatedDeltaNet::load(&at("linear_attn"), c, &d, caches)?)
-                }
-                _ => TokenMixer::Attention(Attention::load(&at("self_attn"), c, i, caches, kind)?),
-            };
-            layers.push(Layer {
-                input_norm: w.norm("input_layernorm", c.hidden)?,
-                mixer,
-                post_norm: w.norm("post_attention_layernorm", c.hidden)?,
-                mlp: FeedForward::load(&w.at("mlp"), c, i)?,
-            });
-        }
-        let head = Head { norm: w.norm("norm", c.hidden)?, linear, softcap: c.final_softcap };
-        Ok(Self { embedding, rope: Rope::new(w, &c.rope, "rope")?, layers, head, caches })
-    }
-}
-
-impl Model for Qwen3Next {
-    fn caches(&self) -> CacheSpec {
-        self.caches.clone()
-    }
-
-    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
-        let rope = self.rope.table(step);
-        let mut x = step.ids().embed(&self.embedding, 1.0); // [T, H]
-        for layer in &self.layers {
-            x = layer.forward(x, rope, caches);
-        }
-        self.head.emit(step, x);
     }
 }

@@ -5,17 +5,17 @@
 //!
 //! `dead_values` is the lab animal: its values also go into a second cache that nobody reads.
 
-use longrun_array::{Step, Tensor, Weight};
+use longrun_array::Tensor;
 
-use super::Model;
+use super::decoder::Block;
 use crate::cache::{CacheSpec, Caches, PagedId};
 use crate::config::{Config, Family};
 use crate::error::Result;
-use crate::nn::{Attention, AttentionKind, FeedForward, Head, Linear, RmsNorm, Rope};
+use crate::nn::{Attention, AttentionKind, FeedForward, Linear, RmsNorm, Ropes};
 use crate::weights::Weights;
 
 /// One block: `h = x + attention(norm x)`, `h + mlp(norm h)`.
-struct Layer {
+pub(super) struct Layer {
     input_norm: RmsNorm,
     attention: Attention,
     post_norm: RmsNorm,
@@ -24,7 +24,7 @@ struct Layer {
     dead: Option<(Linear, PagedId)>,
 }
 
-impl Layer {
+impl Block for Layer {
     fn load(w: &Weights<'_>, c: &Config, i: usize, caches: &mut CacheSpec) -> Result<Self> {
         let kind = AttentionKind {
             norms: c.qk_norms,
@@ -54,51 +54,13 @@ impl Layer {
         })
     }
 
-    fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+    fn forward<'s>(&self, x: Tensor<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
         let y = self.input_norm.apply(x);
         if let Some((v, dead)) = &self.dead {
             // The write happens all the same, because every write is a root.
             let _ = caches.paged(x.step(), *dead).write(v.apply(y));
         }
-        let h = x + self.attention.forward(y, rope, caches);
+        let h = x + self.attention.forward(y, ropes, caches);
         h + self.mlp.forward(self.post_norm.apply(h))
-    }
-}
-
-pub(super) struct Transformer {
-    embedding: Weight,
-    rope: Rope,
-    layers: Vec<Layer>,
-    head: Head,
-    caches: CacheSpec,
-}
-
-impl Transformer {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
-        let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
-        let mut caches = CacheSpec::default();
-        let layers = (0..c.layers).map(|i| Layer::load(&w.at("layers").at(i), c, i, &mut caches));
-        Ok(Self {
-            embedding,
-            rope: Rope::new(w, &c.rope, "rope")?,
-            layers: layers.collect::<Result<_>>()?,
-            head: Head { norm: w.norm("norm", c.hidden)?, linear, softcap: c.final_softcap },
-            caches,
-        })
-    }
-}
-
-impl Model for Transformer {
-    fn caches(&self) -> CacheSpec {
-        self.caches.clone()
-    }
-
-    fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
-        let rope = self.rope.table(step);
-        let mut x = step.ids().embed(&self.embedding, 1.0); // [T, H]
-        for layer in &self.layers {
-            x = layer.forward(x, rope, caches);
-        }
-        self.head.emit(step, x);
     }
 }

@@ -2,7 +2,7 @@
 
 use longrun_array::{AttentionSpec, Map, Seen, Tensor, Weight};
 
-use super::{Linear, RmsNorm};
+use super::{Linear, RmsNorm, Ropes};
 use crate::cache::{CacheSpec, Caches, PagedId};
 use crate::config::{Config, Mixer};
 use crate::error::Result;
@@ -23,6 +23,8 @@ pub struct Attention {
     spec: AttentionSpec,
     head_dim: usize,
     rotates: bool,
+    /// It has a window, and the positions of layers that have.
+    local: bool,
     interleaved: bool,
     /// Factor on queries that grows with their position: beta, and after how many positions.
     growth: Option<(f32, usize)>,
@@ -68,7 +70,8 @@ impl Attention {
             true => Some(w.vector("sinks", c.heads, 0.0, |s| s)?),
             false => None,
         };
-        let window = if c.mixers[layer] == Mixer::Sliding { c.window } else { None };
+        let local = c.mixers[layer] == Mixer::Sliding;
+        let window = c.window.filter(|_| local);
         Ok(Self {
             q,
             k,
@@ -80,6 +83,7 @@ impl Attention {
             spec: AttentionSpec { heads: c.heads, scale: c.scale, window, softcap: c.softcap },
             head_dim: d,
             rotates: c.rotates[layer],
+            local,
             interleaved: c.rope_interleaved,
             growth: c.query_growth,
             keys: caches.keys(c.kv_heads, d, window),
@@ -89,7 +93,7 @@ impl Attention {
 
     /// `[T, H] -> [T, H]`
     #[track_caller]
-    pub fn forward<'s>(&self, x: Tensor<'s>, rope: Tensor<'s>, caches: &Caches) -> Tensor<'s> {
+    pub fn forward<'s>(&self, x: Tensor<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
         let cols = self.spec.heads * self.head_dim;
         let (q, k, v) = (self.q.apply(x), self.k.apply(x), self.v.apply(x));
         let [q, gate] = if self.gated { q.split([cols, cols]) } else { [q, q] };
@@ -97,11 +101,13 @@ impl Attention {
             Some((q_norm, k_norm)) => (q_norm.apply(q), k_norm.apply(k)),
             None => (q, k),
         };
-        let (q, k) = if self.rotates {
-            let rotate = |x: Tensor<'s>| x.rope(rope, self.head_dim, self.interleaved);
-            (rotate(q), rotate(k))
-        } else {
-            (q, k)
+        let table = if self.local { ropes.local } else { ropes.global };
+        let (q, k) = match table.filter(|_| self.rotates) {
+            Some(table) => {
+                let rotate = |x: Tensor<'s>| x.rope(table, self.head_dim, self.interleaved);
+                (rotate(q), rotate(k))
+            }
+            None => (q, k),
         };
         let q = match self.growth {
             Some((beta, every)) => {

@@ -18,7 +18,7 @@ pub use kda::Kda;
 pub use mamba::Mamba;
 pub use mla::Mla;
 pub use moe::{FeedForward, Moe};
-pub use rope::Rope;
+pub use rope::{Positions, Rope, Ropes};
 
 use crate::config::Config;
 use crate::error::Result;

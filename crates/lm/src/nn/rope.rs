@@ -2,6 +2,7 @@
 
 use longrun_array::{Step, Stretch, Tensor, Weight};
 
+use crate::config::Config;
 use crate::error::Result;
 use crate::rope::RopeSpec;
 use crate::weights::Weights;
@@ -38,4 +39,39 @@ impl Rope {
     pub fn table_of<'s>(&self, step: Step<'s>, every: usize) -> Tensor<'s> {
         step.positions().rope_table_of(&self.frequencies, self.factor, every, self.stretch)
     }
+}
+
+/// The positions of a model's layers.
+pub struct Positions {
+    /// `None` where no layer rotates.
+    global: Option<Rope>,
+    /// Of layers with a window, where theirs differ.
+    local: Option<Rope>,
+}
+
+impl Positions {
+    /// # Errors
+    /// Memory runs out.
+    pub fn new(w: &Weights<'_>, c: &Config) -> Result<Self> {
+        let global = c.rotates.contains(&true).then(|| Rope::new(w, &c.rope, "rope"));
+        let local = c.sliding_rope.as_ref().map(|rope| Rope::new(w, rope, "local rope"));
+        Ok(Self { global: global.transpose()?, local: local.transpose()? })
+    }
+
+    /// The tables of a step.
+    #[track_caller]
+    pub fn tables<'s>(&self, step: Step<'s>) -> Ropes<'s> {
+        let [global, local] =
+            [&self.global, &self.local].map(|r| r.as_ref().map(|r| r.table(step)));
+        Ropes { global, local: local.or(global) }
+    }
+}
+
+/// The tables of a step's positions, each `[T, rotary]`.
+#[derive(Clone, Copy)]
+pub struct Ropes<'s> {
+    /// `None` where no layer rotates.
+    pub global: Option<Tensor<'s>>,
+    /// Of layers with a window.
+    pub local: Option<Tensor<'s>>,
 }

@@ -326,14 +326,14 @@ impl<'a> Weights<'a> {
         let found = all.find(|(root, head)| at(root).in_files(&format!("{head}.weight")));
         let (root, head) = found.map_or((None, HEADS[0]), |(root, head)| (Some(root), head));
         // A word about tying may be another model's, or outdated; a second copy of the embedding is none.
-        let own = match (self.source, root) {
+        let is_own = || match (self.source, root) {
             (Source::Checkpoint(c), Some(root)) => {
                 let bytes = |name: String| c.raw(&name).map(|t| t.data);
                 bytes(self.full(&name)) != bytes(at(root).full(&format!("{head}.weight")))
             }
             _ => false,
         };
-        if tied && !own {
+        if tied && !is_own() {
             let weight = embedding.clone();
             return Ok((embedding, Linear { weight, bias: None, adapter: None }));
         }
