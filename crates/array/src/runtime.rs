@@ -11,6 +11,7 @@ use crate::key::Key;
 use crate::ledger::{Growth, Ledger, Tag, Usage};
 use crate::memory::{Buffer, Inner, Memory};
 use crate::plan::Plan;
+use crate::state::State;
 use crate::step::{Record, record};
 
 /// The most plans a runtime prepares.
@@ -288,6 +289,60 @@ impl Runtime {
         let io = self.io.as_ref().expect("there are plans while a step is in flight");
         let bytes = crate::bytes::of_f32_mut(rows);
         inner.device.download(io.outputs[ticket.ring()].id, 0, bytes).map_err(Error::Device)
+    }
+
+    /// Copies block or slot `from` of a state over `to`, behind all steps launched so far.
+    ///
+    /// # Errors
+    /// The state belongs to another runtime or has no such units, or the device failed.
+    pub fn copy_unit(&mut self, state: &State, from: usize, to: usize) -> Result<()> {
+        let bytes = self.unit_of(state, from.max(to))?;
+        if from == to {
+            return Ok(());
+        }
+        let mut inner = self.memory.lock();
+        let copied = inner.device.copy(state.r.buffer, from * bytes, to * bytes, bytes);
+        copied.map_err(Error::Device)
+    }
+
+    /// The bytes of a block or slot of a state, as the last step has left them: for [`write_unit`](Self::write_unit) on
+    /// a device of the same kind.
+    ///
+    /// # Errors
+    /// As [`copy_unit`](Self::copy_unit), or a step is in flight.
+    pub fn read_unit(&mut self, state: &State, unit: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        let len = self.unit_of(state, unit)?;
+        let mut inner = self.memory.lock();
+        inner.idle()?;
+        let start = bytes.len();
+        bytes.resize(start + len, 0);
+        let read = inner.device.download(state.r.buffer, unit * len, &mut bytes[start..]);
+        read.map_err(Error::Device)
+    }
+
+    /// Overwrites a block or slot of a state with what [`read_unit`](Self::read_unit) gave.
+    ///
+    /// # Errors
+    /// As [`read_unit`](Self::read_unit), or `bytes` is not as long as a unit.
+    pub fn write_unit(&mut self, state: &State, unit: usize, bytes: &[u8]) -> Result<()> {
+        let len = self.unit_of(state, unit)?;
+        if bytes.len() != len {
+            return Err(Error::Inputs(format!("{} bytes for a unit of {len}", bytes.len())));
+        }
+        let mut inner = self.memory.lock();
+        inner.idle()?;
+        inner.device.upload(state.r.buffer, unit * len, bytes).map_err(Error::Device)
+    }
+
+    /// Bytes of a unit, if the state is this runtime's and has unit `last`.
+    fn unit_of(&self, state: &State, last: usize) -> Result<usize> {
+        if !state.belongs_to(self) {
+            return Err(Error::Device("the state belongs to another runtime".into()));
+        }
+        if last >= state.r.units {
+            return Err(Error::Inputs(format!("unit {last} of a state of {}", state.r.units)));
+        }
+        Ok(state.unit_bytes())
     }
 
     /// Columns of the result of a plan; 0 without a plan or a result.

@@ -97,16 +97,29 @@ impl State {
     /// # Errors
     /// A step is in flight, the state belongs to another runtime, or the device failed.
     pub fn read(&self, runtime: &Runtime) -> Result<Vec<f32>> {
-        let memory = runtime.memory();
-        if !memory.is(&self.buffer.memory) {
+        if !self.belongs_to(runtime) {
             return Err(Error::Device("the state belongs to another runtime".into()));
         }
-        let mut inner = memory.lock();
+        let mut inner = runtime.memory().lock();
         inner.idle()?;
         let mut numbers = vec![0.0; self.bytes() / 4];
         let bytes = crate::bytes::of_f32_mut(&mut numbers);
         inner.device.download(self.r.buffer, 0, bytes).map_err(Error::Device)?;
         Ok(numbers)
+    }
+
+    /// Which block table leads to its blocks.
+    pub fn table(&self) -> usize {
+        self.r.table
+    }
+
+    pub(crate) fn belongs_to(&self, runtime: &Runtime) -> bool {
+        runtime.memory().is(&self.buffer.memory)
+    }
+
+    /// Bytes of one block or slot.
+    pub fn unit_bytes(&self) -> usize {
+        self.r.kind.unit() * 4
     }
 
     /// Bytes of its memory.

@@ -190,6 +190,9 @@ impl Device for Spy {
     fn download(&mut self, b: BufferId, offset: usize, bytes: &mut [u8]) -> Result<(), String> {
         self.inner.download(b, offset, bytes)
     }
+    fn copy(&mut self, b: BufferId, from: usize, to: usize, bytes: usize) -> Result<(), String> {
+        self.inner.copy(b, from, to, bytes)
+    }
     fn matrix_bytes(&self, spec: &MatrixSpec) -> Option<usize> {
         self.inner.matrix_bytes(spec)
     }

@@ -385,3 +385,41 @@ proptest! {
         prop_assert!(log.alive.is_empty() && log.faults.is_empty(), "{:?}", log.faults);
     }
 }
+
+#[test]
+fn units_of_a_state_are_copied_read_and_written() {
+    let mut rt = cpu(threads(1));
+    let state = State::new(&rt, StateKind::Slots { len: 3 }, 4, 0).unwrap();
+    let live = rt.usage().live;
+    let numbers: Vec<u8> = [1.0f32, -2.0, 3.5].iter().flat_map(|x| x.to_le_bytes()).collect();
+    rt.write_unit(&state, 1, &numbers).unwrap();
+    rt.copy_unit(&state, 1, 3).unwrap();
+    rt.copy_unit(&state, 0, 1).unwrap();
+    rt.copy_unit(&state, 3, 3).unwrap();
+    let mut bytes = vec![7];
+    rt.read_unit(&state, 3, &mut bytes).unwrap();
+    assert_eq!((bytes[0], &bytes[1..]), (7, &numbers[..]));
+    assert_eq!(state.read(&rt).unwrap()[..9], [0.0; 9]);
+    assert_eq!(rt.usage().live, live);
+
+    assert!(rt.copy_unit(&state, 0, 4).is_err());
+    assert!(rt.copy_unit(&state, 4, 0).is_err());
+    assert!(rt.write_unit(&state, 0, &numbers[1..]).is_err());
+    assert!(rt.read_unit(&state, 9, &mut bytes).is_err());
+    let mut other = Runtime::new(Box::new(NullDevice::new()), Limits::default());
+    assert!(other.copy_unit(&state, 0, 1).is_err());
+    assert!(other.write_unit(&state, 0, &numbers).is_err());
+}
+
+#[test]
+fn a_unit_is_not_read_under_a_step_in_flight() {
+    let (mut rt, _) = deferred(1 << 20, Limits::default());
+    let parts = parts(&rt);
+    prepare(&mut rt, &parts, &[one()]);
+    let ticket = launch(&mut rt).unwrap();
+    let mut bytes = Vec::new();
+    assert!(matches!(rt.read_unit(&parts.2, 0, &mut bytes), Err(Error::InFlight { .. })));
+    assert!(rt.write_unit(&parts.2, 0, &[0; COLS * 4]).is_err());
+    rt.wait(ticket, &mut []).unwrap();
+    rt.read_unit(&parts.2, 0, &mut bytes).unwrap();
+}

@@ -141,7 +141,7 @@ pub fn check(
     let config = Config::new(checkpoint.config())?;
     let longest = vectors.iter().map(|v| v.prompt.len() + v.greedy.len()).max().unwrap_or(1);
     let tokens = 2 * (longest + 1).next_multiple_of(BLOCK);
-    let room = Room { rows: 2, context: longest + 1, tokens, chunk: 511 };
+    let room = Room { rows: 2, context: longest + 1, tokens, chunk: 511, snapshots: 0 };
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     let source = Source::Checkpoint(checkpoint);
     let mut exec = Executor::new(device, &config, source, setup, &|_, _| {})?;
@@ -180,7 +180,7 @@ fn check_vector(
         let mut seq = exec.admit(v.prompt.len())?;
         let logits = feed(exec, &mut seq, &v.prompt, chunk, beside)?;
         let agreed = greedy(exec, &mut seq, &logits, &v.greedy)?;
-        exec.pools().release(seq);
+        exec.release(seq);
         let same_bits = first
             .as_ref()
             .is_none_or(|f| f.iter().map(|x| x.to_bits()).eq(logits.iter().map(|x| x.to_bits())));
@@ -223,7 +223,7 @@ fn feed(
         }
     }
     if let Some(other) = other {
-        exec.pools().release(other);
+        exec.release(other);
     }
     result.map(|()| all)
 }

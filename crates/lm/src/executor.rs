@@ -4,12 +4,13 @@
 //! reference vectors, soaking. It knows no text, no sampling and no order of service.
 
 use longrun_array::{
-    Device, Head, Inputs, Key, Limits, Outputs, Record, RowInput, Runtime, Step, Usage, Wanted,
+    BLOCK, Device, Head, Inputs, Key, Limits, Outputs, Record, RowInput, Runtime, Step, Usage,
+    Wanted,
 };
 
-use crate::cache::{self, Caches, Pools, Room, Sequence};
+use crate::cache::{self, Caches, Copied, Pools, Room, Sequence, Snapshot};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::models::{self, Model};
 use crate::rope::RopeSpec;
 use crate::weights::{Progress, Source};
@@ -93,9 +94,82 @@ impl Executor {
         self.pools.admit(self.rope.stretch(most))
     }
 
+    /// Takes a sequence's place back.
+    pub fn release(&mut self, seq: Sequence) {
+        self.pools.release(seq);
+    }
+
     /// The pools that sequences live in.
-    pub fn pools(&mut self) -> &mut Pools {
-        &mut self.pools
+    pub fn pools(&self) -> &Pools {
+        &self.pools
+    }
+
+    /// Holds room for `count` more tokens of a sequence; false if no block is free for them.
+    ///
+    /// # Errors
+    /// The context is full, or the device failed to copy what others hold too.
+    pub fn reserve(&mut self, seq: &mut Sequence, count: usize) -> Result<bool> {
+        let done = self.pools.reserve(seq, count);
+        self.copy()?;
+        done
+    }
+
+    /// What a sequence's states hold now, to go on from later; `None` without room for one more snapshot.
+    ///
+    /// # Errors
+    /// The device failed to copy its record.
+    pub fn keep(&mut self, seq: &Sequence) -> Result<Option<Snapshot>> {
+        let Some(kept) = self.pools.keep(seq) else { return Ok(None) };
+        if let Err(error) = self.copy() {
+            self.pools.forget(kept);
+            return Err(error);
+        }
+        Ok(Some(kept))
+    }
+
+    /// How many of the first `common` tokens of a snapshot a sequence can go on from.
+    pub fn serves(&self, snapshot: &Snapshot, common: usize) -> usize {
+        self.pools.serves(snapshot, common)
+    }
+
+    /// A sequence that goes on from the first `cut` tokens of a snapshot, of which [`serves`](Self::serves) said so.
+    ///
+    /// # Errors
+    /// All rows are taken, or the device failed to copy the record.
+    pub fn restore(&mut self, snapshot: &Snapshot, cut: usize) -> Result<Sequence> {
+        let seq = self.pools.restore(snapshot, cut)?;
+        if let Err(error) = self.copy() {
+            self.pools.release(seq);
+            return Err(error);
+        }
+        Ok(seq)
+    }
+
+    /// Takes a snapshot's place back.
+    pub fn forget(&mut self, snapshot: Snapshot) {
+        self.pools.forget(snapshot);
+    }
+
+    /// What the positions of a text of `most` tokens are stretched by.
+    pub fn stretch(&self, most: usize) -> f32 {
+        self.rope.stretch(most)
+    }
+
+    /// Copies on the device what the pools have noted.
+    fn copy(&mut self) -> Result<()> {
+        let (runtime, caches) = (&mut self.runtime, &self.bound.caches);
+        for copied in self.pools.take_copies() {
+            match copied {
+                Copied::Block { pool, from, to } => caches
+                    .of_pool(pool)
+                    .try_for_each(|s| runtime.copy_unit(s, from as usize, to as usize))?,
+                Copied::Slot { from, to } => caches
+                    .records()
+                    .iter()
+                    .try_for_each(|s| runtime.copy_unit(s, from as usize, to as usize))?,
+            }
+        }
+        Ok(())
     }
 
     /// Whether no sequence holds a place in the pools.
@@ -156,7 +230,11 @@ impl Executor {
         })?;
         self.inputs.begin(key);
         for span in spans.iter_mut() {
-            self.pools.reserve(span.seq, span.ids.len())?;
+            if !self.reserve(span.seq, span.ids.len())? {
+                let (_, all) = self.pools.paged();
+                let what = format!("all {all} blocks of {BLOCK} tokens are taken");
+                return Err(Error::new(Kind::Limit, what));
+            }
             self.inputs.push(RowInput {
                 ids: span.ids,
                 past: span.seq.past,

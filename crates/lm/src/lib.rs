@@ -12,6 +12,7 @@ pub mod error;
 pub mod executor;
 pub mod models;
 pub mod nn;
+pub mod prefix;
 pub mod rope;
 pub mod sample;
 pub mod schedule;

@@ -41,7 +41,8 @@ fn executor(family: &str) -> Executor {
     }
     let config = Config::loose(&config).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
-    let room = Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST };
+    let room =
+        Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST, snapshots: 0 };
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     Executor::new(Box::new(device), &config, Source::Seed(7), setup, &|_, _| {}).unwrap()
 }
@@ -95,7 +96,7 @@ fn read(exec: &mut Executor, ids: &[u32], pieces: impl IntoIterator<Item = usize
     pieces.into_iter().for_each(|n| step(exec, &mut rows, &[n]));
     step(exec, &mut rows, &[LONGEST]);
     let [row] = rows;
-    exec.pools().release(row.seq);
+    exec.release(row.seq);
     row.bits
 }
 
@@ -141,7 +142,7 @@ fn neighbours_change_nothing(exec: &mut Executor, family: &str, whole: &[Vec<u32
             script.iter().for_each(|counts| step(exec, &mut rows, counts));
             step(exec, &mut rows, &[LONGEST; ROWS]);
             for ((row, want), n) in rows.into_iter().zip(whole).zip(lengths) {
-                exec.pools().release(row.seq);
+                exec.release(row.seq);
                 assert_eq!(row.bits.len(), n * VOCAB);
                 same(&format!("{family}: {n} tokens beside others"), &row.bits, want);
             }

@@ -17,7 +17,7 @@ fn executor(rope: &Value) -> Executor {
     config["rope_parameters"] = rope.clone();
     config["max_position_embeddings"] = CONTEXT.into();
     let config = Config::loose(&config).unwrap();
-    let room = Room { rows: 2, context: 128, tokens: 256, chunk: 64 };
+    let room = Room { rows: 2, context: 128, tokens: 256, chunk: 64, snapshots: 0 };
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     Executor::new(Box::new(device), &config, Source::Seed(5), setup, &|_, _| {}).unwrap()
@@ -42,7 +42,7 @@ fn logits(exec: &mut Executor, most: usize, chunk: usize, beside: Option<usize>)
         };
         bits.extend(all.iter().map(|x| x.to_bits()));
     }
-    other.into_iter().chain([seq]).for_each(|seq| exec.pools().release(seq));
+    other.into_iter().chain([seq]).for_each(|seq| exec.release(seq));
     assert!(exec.all_free());
     bits
 }

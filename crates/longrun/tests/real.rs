@@ -22,7 +22,7 @@ const NEAR_TIE: f64 = 0.15;
 const NEAR_TIE_ANYWHERE: f64 = 0.5;
 
 fn executor(source: &ModelSource, exact: bool) -> Executor {
-    let room = Room { rows: 1, context: 512, tokens: 512, chunk: 128 };
+    let room = Room { rows: 1, context: 512, tokens: 512, chunk: 128, snapshots: 0 };
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     let device = CpuDevice::new(CpuOptions { exact, ..CpuOptions::default() });
     let weights = source.weights(0);
@@ -47,7 +47,7 @@ fn forced(exec: &mut Executor, case: &Value) -> usize {
             sure += 1;
         }
     }
-    exec.pools().release(seq);
+    exec.release(seq);
     sure
 }
 

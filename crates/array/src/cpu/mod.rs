@@ -128,6 +128,18 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn copy(
+        &mut self,
+        buffer: BufferId,
+        from: usize,
+        to: usize,
+        bytes: usize,
+    ) -> Result<(), String> {
+        let end = from.max(to).saturating_add(bytes);
+        self.range(buffer, 0, end)?.copy_within(from..from + bytes, to);
+        Ok(())
+    }
+
     fn matrix_bytes(&self, spec: &MatrixSpec) -> Option<usize> {
         linear::matrix_bytes(spec)
     }

@@ -87,6 +87,19 @@ pub trait Device: Send {
     fn download(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8])
     -> Result<(), String>;
 
+    /// Copies `bytes` within a buffer from byte `from` to byte `to`, behind all steps launched before and ahead of all
+    /// launched after. The ranges do not overlap.
+    ///
+    /// # Errors
+    /// A range is outside of the buffer, or the buffer is gone.
+    fn copy(
+        &mut self,
+        buffer: BufferId,
+        from: usize,
+        to: usize,
+        bytes: usize,
+    ) -> Result<(), String>;
+
     /// The bytes that a matrix takes in the layout that the kernels like, `None` if its shape is impossible.
     fn matrix_bytes(&self, spec: &MatrixSpec) -> Option<usize>;
 

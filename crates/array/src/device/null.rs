@@ -64,6 +64,10 @@ impl Device for NullDevice {
         self.check(buffer)
     }
 
+    fn copy(&mut self, buffer: BufferId, _: usize, _: usize, _: usize) -> Result<(), String> {
+        self.check(buffer)
+    }
+
     fn matrix_bytes(&self, spec: &MatrixSpec) -> Option<usize> {
         spec.format.row_bytes(spec.cols)?.checked_mul(spec.rows)?.checked_mul(spec.experts)
     }

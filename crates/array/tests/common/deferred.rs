@@ -88,6 +88,12 @@ impl Device for Deferred {
         self.upload(buffer, at, bytes)
     }
 
+    fn copy(&mut self, b: BufferId, from: usize, to: usize, bytes: usize) -> Result<(), String> {
+        let zeros = vec![0; bytes];
+        self.upload(b, from, &zeros)?;
+        self.upload(b, to, &zeros)
+    }
+
     fn matrix_bytes(&self, spec: &MatrixSpec) -> Option<usize> {
         spec.format.row_bytes(spec.cols)?.checked_mul(spec.rows)?.checked_mul(spec.experts)
     }

@@ -47,11 +47,18 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     params.validate(source.config.vocab)?;
     let text = completion_text(args, &source)?;
     let total = prompt.len() + max_tokens;
-    let room = Room { rows: 1, context: total, tokens: total, chunk: CHUNK.min(prompt.len()) };
+    let room = Room {
+        rows: 1,
+        context: total,
+        tokens: total,
+        chunk: CHUNK.min(prompt.len()),
+        snapshots: 0,
+    };
     let device = model::cpu(args.cpu);
     let (exec, load_seconds) =
         model::load(&source, device, room, Limits::default(), args.seed.unwrap_or(0))?;
-    let request = Request { prompt, max_tokens, params, stop_ids: Arc::clone(&source.eos) };
+    let stop_ids = Arc::clone(&source.eos);
+    let request = Request { params, stop_ids, ..Request::new(prompt, max_tokens) };
     let outcome = complete(exec, request, text, args)?;
     report(args, &outcome, load_seconds)?;
     Ok(ExitCode::SUCCESS)
@@ -168,7 +175,7 @@ fn complete(
     let mut engine = Engine::new(exec);
     let bar = show::bar("reading the prompt");
     let began = Instant::now();
-    let row = engine.admit(request)?;
+    let row = engine.submit(request)?;
     let mut events = Vec::new();
     let mut reader = true;
     while engine.rows() > 0 && reader {
@@ -196,7 +203,7 @@ fn complete(
                 Event::Finished { reason: FinishReason::Stop, .. } => {
                     outcome.finish_reason = "stop"
                 }
-                Event::Finished { reason: FinishReason::Length, .. } => {}
+                Event::Finished { reason: FinishReason::Length, .. } | Event::Started { .. } => {}
                 Event::Failed { error, .. } => return Err(error),
             }
         }

@@ -4,13 +4,11 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 
 use longrun_lm::array::{BLOCK, Limits, Usage};
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event, Request, RowId};
-use longrun_lm::sample::SamplingParams;
 use longrun_lm::source::ModelSource;
 use longrun_lm::tiny::{self, TinyShape};
 use longrun_lm::{Error, Kind, Result};
@@ -138,7 +136,7 @@ impl<'a> Soak<'a> {
             SoakDevice::Null => model::null(),
             SoakDevice::Cpu => model::cpu(args.cpu),
         };
-        let room = Room { rows, context: need, tokens, chunk: SHORT };
+        let room = Room { rows, context: need, tokens, chunk: SHORT, snapshots: 0 };
         let limits = Limits { buffers: args.resource_limit, ..Limits::default() };
         let (exec, _) = model::load(source, device, room, limits, args.seed)?;
         let every = args.report_every.unwrap_or(args.tokens.div_ceil(20)).max(1);
@@ -170,8 +168,7 @@ impl<'a> Soak<'a> {
 
     fn admit(&mut self, prompt: usize, max_tokens: usize) -> Result<RowId> {
         let prompt = (0..prompt).map(|_| (self.draw() % self.vocab as u64) as u32).collect();
-        let params = SamplingParams::default();
-        self.engine.admit(Request { prompt, max_tokens, params, stop_ids: Arc::from([]) })
+        self.engine.submit(Request::new(prompt, max_tokens))
     }
 
     fn draw(&mut self) -> u64 {

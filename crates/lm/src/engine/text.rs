@@ -1,0 +1,98 @@
+//! A request's text: its ids so far and how the next one is chosen. It has no place on the device.
+
+use std::sync::Arc;
+
+use super::request::{Event, FinishReason, Mask, Priority, Request, RowId};
+use crate::error::Result;
+use crate::sample::{History, Sampler};
+
+pub(super) struct Text {
+    pub(super) id: RowId,
+    pub(super) priority: Priority,
+    /// The prompt and what was generated.
+    pub(super) ids: Vec<u32>,
+    pub(super) prompt: usize,
+    /// Tokens still to be generated.
+    pub(super) left: usize,
+    /// Lengths at which it is kept for later texts, in rising order.
+    pub(super) stops: Vec<usize>,
+    /// It has had a place before and lost it: its start was told.
+    pub(super) preempted: bool,
+    sampler: Sampler,
+    history: History,
+    stop_ids: Arc<[u32]>,
+    boundary_ids: Arc<[u32]>,
+    mask: Option<Mask>,
+}
+
+impl Text {
+    pub(super) fn new(id: RowId, request: Request, vocab: usize) -> Result<Self> {
+        let sampler = Sampler::new(request.params, vocab)?;
+        let mut history = sampler.history();
+        history.extend(&request.prompt);
+        let prompt = request.prompt.len();
+        // One token is left to be read: its logits are wanted.
+        let mut stops = request.boundaries;
+        stops.push(prompt - 1);
+        stops.retain(|stop| (1..prompt).contains(stop));
+        stops.sort_unstable();
+        stops.dedup();
+        Ok(Self {
+            id,
+            priority: request.priority,
+            ids: request.prompt,
+            prompt,
+            left: request.max_tokens,
+            stops,
+            preempted: false,
+            sampler,
+            history,
+            stop_ids: request.stop_ids,
+            boundary_ids: request.boundary_ids,
+            mask: request.mask,
+        })
+    }
+
+    /// The most tokens it may come to.
+    pub(super) fn most(&self) -> usize {
+        self.ids.len() + self.left
+    }
+
+    /// The next length at which it is kept, after `past`.
+    pub(super) fn next_stop(&self, past: usize) -> Option<usize> {
+        self.stops.iter().copied().find(|stop| *stop > past)
+    }
+
+    /// Chooses the next token. Why it has ended, if it has.
+    ///
+    /// # Errors
+    /// Logits are broken, or the mask has failed.
+    pub(super) fn choose(
+        &mut self,
+        logits: &mut [f32],
+        events: &mut Vec<Event>,
+    ) -> Result<Option<FinishReason>> {
+        if let Some(Mask(mask)) = &mut self.mask {
+            mask.apply(logits)?;
+        }
+        let choice = self.sampler.sample(logits, &self.history, self.ids.len() as u64)?;
+        let id = choice.id;
+        if let Some(Mask(mask)) = &mut self.mask {
+            mask.accept(id)?;
+        }
+        events.push(Event::Token { row: self.id, choice });
+        self.history.push(id);
+        self.ids.push(id);
+        self.left -= 1;
+        if self.boundary_ids.contains(&id) {
+            self.stops.push(self.ids.len());
+        }
+        Ok(if self.stop_ids.contains(&id) {
+            Some(FinishReason::Stop)
+        } else if self.left == 0 {
+            Some(FinishReason::Length)
+        } else {
+            None
+        })
+    }
+}
