@@ -27,6 +27,21 @@ fn unpacked_rows_are_dequantized_rows() {
     }
 }
 
+/// Mins of `IQ1_S` are eighths of its scale, which has to come through whole down to the last.
+#[test]
+fn the_smallest_scale_survives() {
+    let layout = PanelLayout::new(Format::IQ1_S, 1, 256).unwrap();
+    let mut src = pattern(Format::IQ1_S, 1);
+    src[..2].copy_from_slice(&[1, 0]);
+    let (mut bytes, mut expected, mut actual) = (vec![0; layout.bytes()], [0.0; 256], [0.0; 256]);
+    pack_panels(&layout, &src, 0..1, &mut bytes);
+    Format::IQ1_S.dequantize_row(&src, &mut expected);
+    unpack_row(&layout, &bytes, 0, &mut actual);
+    assert_eq!(actual, expected);
+    let unit = 2_f32.powi(-27);
+    assert!(expected.iter().all(|x| x / unit % 2.0 != 0.0 && x.abs() <= 135.0 * unit));
+}
+
 #[test]
 fn panels_are_not_much_larger_than_files() {
     for format in Format::ALL {

@@ -138,7 +138,7 @@ fn decode_ternary(bytes: &[u8], codes: &mut [u8; 256]) {
     for (bytes, codes) in [(first, codes), (second, middle), (third, last)] {
         for (k, code) in codes.iter_mut().enumerate() {
             let left = (0..k / bytes.len()).fold(bytes[k % bytes.len()], |b, _| b.wrapping_mul(3));
-            *code = (u16::from(left) * 3 >> 8) as u8;
+            *code = ((u16::from(left) * 3) >> 8) as u8;
         }
     }
 }
