@@ -1,9 +1,10 @@
 //! What the bytes of a block mean: the definition of every weight format.
 //!
 //! Owns the arithmetic of codes and scales, and the simple encoders; `quant/decode.rs` and
-//! `quant/lattice.rs` take blocks apart, [`encode`] makes what MLX makes. Everything else that needs a weight's value goes through
-//! [`Format::dequantize_row`] or, for codes and scales, `decode_block`. Refuses to be fast: these
-//! loops are the definition that kernels are tested against.
+//! `quant/lattice.rs` take blocks apart, [`encode`] makes what MLX makes. Everything else that needs
+//! a weight's value goes through [`Format::dequantize_row`] or, for codes and scales,
+//! `decode_block`. Refuses to be fast: these loops are the definition that kernels are tested
+//! against.
 
 use half::{bf16, f16};
 
