@@ -1,9 +1,10 @@
 //! What the bytes of a block mean: the definition of every weight format.
 //!
-//! Owns the arithmetic of codes and scales, and the simple encoders; `quant/decode.rs` takes blocks
-//! apart, [`encode`] makes what MLX makes. Everything else that needs a weight's value goes through
-//! [`Format::dequantize_row`] or, for codes and scales, `decode_block`. Refuses to be fast: these
-//! loops are the definition that kernels are tested against.
+//! Owns the arithmetic of codes and scales, and the simple encoders; `quant/decode.rs` and
+//! `quant/lattice.rs` take blocks apart, [`encode`] makes what MLX makes. Everything else that needs
+//! a weight's value goes through [`Format::dequantize_row`] or, for codes and scales,
+//! `decode_block`. Refuses to be fast: these loops are the definition that kernels are tested
+//! against.
 
 use half::{bf16, f16};
 
@@ -11,6 +12,7 @@ use crate::format::Format;
 
 mod decode;
 pub mod encode;
+mod lattice;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -21,6 +23,16 @@ pub(crate) enum Codebook {
     Linear,
     /// Twice the E2M1 number, an integer; scales are halved for it.
     E2m1,
+    /// `code` in eighths: scales and mins are divided for it.
+    Eighths,
+    /// Digits -1, 0 and 1 less or, from code 4 on, plus an eighth, in eighths.
+    Iq1,
+    /// Three magnitudes in eighths, from code 4 on negative.
+    Iq2,
+    /// Eight magnitudes in quarters, from code 8 on negative.
+    Iq3Xxs,
+    /// Eight odd numbers, from code 8 on negative.
+    Iq3S,
     /// The 16 levels of the `IQ4` formats.
     Iq4,
     /// The E4M3 number.
@@ -28,22 +40,30 @@ pub(crate) enum Codebook {
 }
 
 impl Codebook {
-    /// The levels of a code of four bits that names one.
+    /// The levels of a code of three or four bits that names one.
     const fn levels(self) -> Option<&'static [i8; 16]> {
         match self {
-            Self::Linear | Self::E4m3 => None,
+            Self::Linear | Self::Eighths | Self::E4m3 => None,
             Self::E2m1 => Some(&[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]),
+            Self::Iq1 => Some(&[-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            Self::Iq2 => Some(&[8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            Self::Iq3Xxs => {
+                Some(&[4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62])
+            }
+            Self::Iq3S => Some(&[1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15]),
             Self::Iq4 => {
                 Some(&[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
             }
         }
     }
 
-    /// What a scale is multiplied with.
+    /// What scales and mins are multiplied with: a power of two.
     pub(crate) const fn unit(self) -> f32 {
         match self {
+            Self::Eighths | Self::Iq1 | Self::Iq2 => 0.125,
+            Self::Iq3Xxs => 0.25,
             Self::E2m1 => 0.5,
-            Self::Linear | Self::Iq4 | Self::E4m3 => 1.0,
+            Self::Linear | Self::Iq3S | Self::Iq4 | Self::E4m3 => 1.0,
         }
     }
 }
@@ -106,7 +126,7 @@ fn e4m3(code: u8) -> f32 {
 pub(crate) struct CodeSpec {
     /// Bits of a code: 1, 2, 3, 4, 5, 6 or 8.
     pub(crate) bits: usize,
-    /// Consecutive numbers that share a scale: 16, 32, 64 or 128.
+    /// Consecutive numbers that share a scale: 16, 32, 64, 128 or 256.
     pub(crate) group: usize,
     /// What kernels add to integer levels so that they are unsigned: a power of two, or 0 in the
     /// formats with a `min`. Of a linear codebook, the code of zero.
@@ -124,7 +144,7 @@ pub(crate) struct CodeSpec {
 impl CodeSpec {
     /// The arithmetic of `format`, or `None` for the plain floats.
     pub(crate) const fn of(format: Format) -> Option<Self> {
-        use Codebook::{E2m1, E4m3, Iq4, Linear};
+        use Codebook::{E2m1, E4m3, Eighths, Iq1, Iq2, Iq3S, Iq3Xxs, Iq4, Linear};
         let (bits, group, zero, min, super_block, codebook) = match format {
             Format::F32 | Format::F16 | Format::BF16 => return None,
             Format::Q4_0 => (4, 32, 8, false, false, Linear),
@@ -137,8 +157,15 @@ impl CodeSpec {
             Format::Q4_K => (4, 32, 0, true, true, Linear),
             Format::Q5_K => (5, 32, 0, true, true, Linear),
             Format::Q6_K => (6, 16, 32, false, true, Linear),
+            Format::IQ1_S => (2, 32, 0, true, true, Eighths),
+            Format::IQ1_M => (3, 16, 32, false, true, Iq1),
+            Format::IQ2_XXS => (3, 32, 64, false, true, Iq2),
+            Format::IQ2_XS | Format::IQ2_S => (3, 16, 64, false, true, Iq2),
+            Format::IQ3_XXS => (4, 32, 64, false, true, Iq3Xxs),
+            Format::IQ3_S => (4, 32, 16, false, true, Iq3S),
             Format::IQ4_NL => (4, 32, 128, false, false, Iq4),
             Format::IQ4_XS => (4, 32, 128, false, true, Iq4),
+            Format::TQ1_0 | Format::TQ2_0 => (2, 256, 1, false, false, Linear),
             Format::MXFP4 => (4, 32, 16, false, false, E2m1),
             Format::Affine(f) => (f.bits(), f.group(), 0, true, false, Linear),
             // The zeros are those of other formats with the same group, whose kernels thus serve.
@@ -210,11 +237,11 @@ impl Block {
         Self { codes: [0; 256], d: 0.0, m: 0.0, sub_scales: [0; 16], sub_mins: [0; 16] };
 
     fn scale_and_min(&self, spec: CodeSpec, group: usize) -> (f32, f32) {
-        let d = self.d * spec.codebook.unit();
+        let (d, m) = (self.d * spec.codebook.unit(), self.m * spec.codebook.unit());
         if spec.super_block {
-            (d * f32::from(self.sub_scales[group]), self.m * f32::from(self.sub_mins[group]))
+            (d * f32::from(self.sub_scales[group]), m * f32::from(self.sub_mins[group]))
         } else {
-            (d, self.m)
+            (d, m)
         }
     }
 }

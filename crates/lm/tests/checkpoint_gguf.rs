@@ -3,7 +3,7 @@
 mod checkpoint_build;
 
 use checkpoint_build::{
-    ARRAY, F32, Gguf, GgufTensor, I32, Scratch, T_F16, T_F32, T_IQ3_S, U8, U64, array, model, text,
+    ARRAY, F32, Gguf, GgufTensor, I32, Scratch, T_F16, T_F32, T_Q8_K, U8, U64, array, model, text,
 };
 use longrun_array::format::Format;
 use longrun_lm::checkpoint::{Checkpoint, Gguf as Parsed, GgufValue, RawDtype};
@@ -196,13 +196,13 @@ fn unknown_names_and_architectures_stay_as_they_are() {
 
 #[test]
 fn an_unknown_type_is_listed_and_refused_by_number() {
-    let gguf = model("llama").tensor("blk.0.attn_q.weight", &[256], T_IQ3_S, vec![9; 110]);
+    let gguf = model("llama").tensor("blk.0.attn_q.weight", &[256], T_Q8_K, vec![9; 292]);
     let checkpoint = open(&gguf);
     let name = "model.layers.0.self_attn.q_proj.weight";
-    assert_eq!(checkpoint.raw(name).unwrap().dtype, RawDtype::Ggml(21));
+    assert_eq!(checkpoint.raw(name).unwrap().dtype, RawDtype::Ggml(15));
     let error = checkpoint.weight(name).unwrap_err();
     assert_eq!(error.kind(), Kind::Unsupported);
-    assert!(error.to_string().contains("iq3_s (GGUF type 21)"), "{error}");
+    assert!(error.to_string().contains("q8_k (GGUF type 15)"), "{error}");
     let future = open(&model("llama").tensor("t", &[1], 4242, vec![0; 4]));
     assert!(future.weight("t").unwrap_err().to_string().contains("GGUF type 4242"));
 }

@@ -5,7 +5,8 @@
 mod checkpoint_build;
 
 use checkpoint_build::{
-    ARRAY, F32, Gguf, I32, Part, STRING, T_IQ3_S, U8, array, model, safetensors, text, with_header,
+    ARRAY, F32, Gguf, I32, Part, STRING, T_IQ3_S, T_Q8_K, U8, array, model, safetensors, text,
+    with_header,
 };
 use longrun_lm::array::counting::{CountingAllocator, Watch};
 use longrun_lm::checkpoint::{Checkpoint, EmbeddedFile, RawDtype};
@@ -76,6 +77,7 @@ fn gguf() -> Gguf {
         .u32("general.alignment", 32)
         .zeros("blk.0.attn_q.weight", &[2, 2])
         .tensor("blk.0.attn_k.weight", &[256], T_IQ3_S, vec![1; 110])
+        .tensor("blk.0.attn_v.weight", &[256], T_Q8_K, vec![1; 16])
 }
 
 fn weights() -> Vec<u8> {

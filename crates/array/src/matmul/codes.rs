@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::simd::{Kernel, Simd, for_each_of_8};
 use crate::format::{Affine, Format, Fp4, Fp8};
 use crate::panel::{PANEL_ROWS, UnitLayout, code_bytes, planes};
-use crate::quant::{CodeSpec, Codebook, Scale};
+use crate::quant::{CodeSpec, Scale};
 
 /// How far before its use a packed weight is asked for, in bytes: into the next panel at the end of
 /// one, since they lie one after another.
@@ -53,6 +53,7 @@ macro_rules! codes {
     };
 }
 codes!(fixed Q4_0 Q5_0 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS);
+codes!(fixed IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ3_XXS IQ3_S TQ2_0);
 codes!(affine Affine1 1 Affine2 2 Affine3 3 Affine4 4 Affine5 5 Affine6 6 Affine8 8);
 codes! {
     Fp4By16: Format::Fp4(Fp4::new(16, false).expect("legal")), None;
@@ -64,7 +65,8 @@ codes! {
 macro_rules! with_code {
     ($format:expr, $code:ident => $body:expr, float => $float:expr) => {
         with_code!(@ $format, $code, $body, $float,
-            Q4_0 Q5_0 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS)
+            Q4_0 Q5_0 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS
+            IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ3_XXS IQ3_S TQ2_0)
     };
     (@ $format:expr, $code:ident, $body:expr, $float:expr, $($name:ident)*) => {{
         use crate::matmul::codes as types;
@@ -73,6 +75,8 @@ macro_rules! with_code {
             $(Format::$name => { type $code = types::$name; $body })*
             Format::Q4_1 => { type $code = types::Affine4; $body }
             Format::Q5_1 => { type $code = types::Affine5; $body }
+            Format::IQ2_S => { type $code = types::IQ2_XS; $body }
+            Format::TQ1_0 => { type $code = types::TQ2_0; $body }
             Format::Affine(f) => match f.bits() {
                 1 => { type $code = types::Affine1; $body }
                 2 => { type $code = types::Affine2; $body }
@@ -178,17 +182,22 @@ impl<C: Code> Packed<C> {
         // SAFETY: the caller has the instruction set and asks for a block of the panel.
         unsafe {
             let unit = self.unit(block);
-            if C::SPEC.super_block {
+            let scale = if C::SPEC.super_block {
                 let group = self.run_of(block) * (32 / C::GROUP) + half;
                 let scale = S::load_f16(unit.add(floats));
-                return S::mul(scale, S::load_i8(unit.add(subs + group * PANEL_ROWS)));
-            }
-            let scale = self.place().scale;
-            let at = unit.add(floats + half * PANEL_ROWS * scale.bytes());
-            match scale {
-                Scale::F16 => S::load_f16(at),
-                Scale::F32 => S::load_f(at.cast()),
-                Scale::E8m0 => S::load_e8m0(at),
+                S::mul(scale, S::load_i8(unit.add(subs + group * PANEL_ROWS)))
+            } else {
+                let scale = self.place().scale;
+                let at = unit.add(floats + half * PANEL_ROWS * scale.bytes());
+                match scale {
+                    Scale::F16 => S::load_f16(at),
+                    Scale::F32 => S::load_f(at.cast()),
+                    Scale::E8m0 => S::load_e8m0(at),
+                }
+            };
+            match const { C::SPEC.codebook.unit() } {
+                1.0 => scale,
+                unit => S::mul(scale, S::splat_f(unit)),
             }
         }
     }
@@ -233,13 +242,7 @@ impl<C: Code> Source for Packed<C> {
     unsafe fn scale<S: Simd>(self, block: usize, half: usize) -> S::F {
         let place = self.place();
         // SAFETY: the caller's.
-        unsafe {
-            let scale = self.scale_at::<S>(block, half, place.d, place.sub_scales);
-            match C::SPEC.codebook {
-                Codebook::E2m1 => S::mul(scale, S::splat_f(Codebook::E2m1.unit())),
-                _ => scale,
-            }
-        }
+        unsafe { self.scale_at::<S>(block, half, place.d, place.sub_scales) }
     }
 
     #[inline(always)]

@@ -27,13 +27,53 @@ fn unpacked_rows_are_dequantized_rows() {
     }
 }
 
+/// Mins of `IQ1_S` are eighths of its scale, which has to come through whole down to the last.
+#[test]
+fn the_smallest_scale_survives() {
+    let layout = PanelLayout::new(Format::IQ1_S, 1, 256).unwrap();
+    let mut src = pattern(Format::IQ1_S, 1);
+    src[..2].copy_from_slice(&[1, 0]);
+    let (mut bytes, mut expected, mut actual) = (vec![0; layout.bytes()], [0.0; 256], [0.0; 256]);
+    pack_panels(&layout, &src, 0..1, &mut bytes);
+    Format::IQ1_S.dequantize_row(&src, &mut expected);
+    unpack_row(&layout, &bytes, 0, &mut actual);
+    assert_eq!(actual, expected);
+    let unit = 2_f32.powi(-27);
+    assert!(expected.iter().all(|x| x / unit % 2.0 != 0.0 && x.abs() <= 135.0 * unit));
+}
+
 #[test]
 fn panels_are_not_much_larger_than_files() {
     for format in Format::ALL {
         let layout = PanelLayout::new(format, 16, 512).unwrap();
         let growth = layout.bytes() as f64 / (16 * layout.row_bytes()) as f64;
-        let bound = if format == Format::Q2_K { 1.2 } else { 1.04 };
+        let bound = match format {
+            Format::IQ1_S | Format::IQ1_M | Format::IQ2_XXS | Format::IQ2_XS => continue,
+            Format::IQ2_S | Format::IQ3_XXS | Format::IQ3_S | Format::TQ1_0 => continue,
+            Format::Q2_K => 1.2,
+            _ => 1.04,
+        };
         assert!((1.0..bound).contains(&growth), "{}: {growth}", format.name());
+    }
+}
+
+/// Bits of a number in the file and in panels, of the formats whose codes widen.
+#[test]
+fn points_of_grids_widen_to_codes() {
+    for (format, file, panel) in [
+        (Format::IQ1_S, 1.5625, 2.625),
+        (Format::IQ1_M, 1.75, 3.5625),
+        (Format::IQ2_XXS, 2.0625, 3.3125),
+        (Format::IQ2_XS, 2.3125, 3.5625),
+        (Format::IQ2_S, 2.5625, 3.5625),
+        (Format::IQ3_XXS, 3.0625, 4.3125),
+        (Format::IQ3_S, 3.4375, 4.3125),
+        (Format::TQ1_0, 1.6875, 2.0625),
+    ] {
+        let layout = PanelLayout::new(format, 16, 256).unwrap();
+        let bits = |bytes: usize| bytes as f64 * 8.0 / 256.0;
+        assert_eq!(bits(layout.row_bytes()), file, "{}", format.name());
+        assert_eq!(bits(layout.bytes()) / 16.0, panel, "{}", format.name());
     }
 }
 

@@ -19,6 +19,18 @@ impl Format {
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => {
                 self.decode_super_block(bytes, block);
             }
+            Self::IQ1_S | Self::IQ1_M | Self::IQ2_XXS | Self::IQ2_XS | Self::IQ2_S => {
+                self.decode_lattice(bytes, block);
+            }
+            Self::IQ3_XXS | Self::IQ3_S => self.decode_lattice(bytes, block),
+            Self::TQ1_0 => {
+                block.d = Scale::F16.read(&bytes[52..]);
+                decode_ternary(&bytes[..52], &mut block.codes);
+            }
+            Self::TQ2_0 => {
+                block.d = Scale::F16.read(&bytes[64..]);
+                decode_2_bits(&bytes[..64], &mut block.codes);
+            }
             Self::Affine(f) => {
                 let scale = if f.is_wide() { Scale::F32 } else { Scale::F16 };
                 block.d = scale.read(bytes);
@@ -115,7 +127,23 @@ impl Format {
     }
 }
 
-/// 256 codes of two bits, as `Q2_K` and `Q3_K` order them.
+/// 256 ternary digits, five or at the end four in a byte: the first is `3 / 256` of it, rounded
+/// down, and the next that of what a multiplication with 3 leaves in the byte. Bytes are in runs of
+/// 32, 16 and 4, and first digits of a run come before second ones.
+fn decode_ternary(bytes: &[u8], codes: &mut [u8; 256]) {
+    let (first, rest) = bytes.split_at(32);
+    let (second, third) = rest.split_at(16);
+    let (codes, last) = codes.split_at_mut(240);
+    let (codes, middle) = codes.split_at_mut(160);
+    for (bytes, codes) in [(first, codes), (second, middle), (third, last)] {
+        for (k, code) in codes.iter_mut().enumerate() {
+            let left = (0..k / bytes.len()).fold(bytes[k % bytes.len()], |b, _| b.wrapping_mul(3));
+            *code = ((u16::from(left) * 3) >> 8) as u8;
+        }
+    }
+}
+
+/// 256 codes of two bits, as `Q2_K`, `Q3_K` and `TQ2_0` order them.
 fn decode_2_bits(bytes: &[u8], codes: &mut [u8; 256]) {
     for (k, code) in codes.iter_mut().enumerate() {
         *code = bytes[k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3;

@@ -18,7 +18,14 @@ fn tame(format: Format, block: &mut [u8]) {
     let full = |byte: &mut u8| *byte = *byte & 0x81 | 0x3c;
     match format {
         Format::F16 | Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => half(&mut block[1]),
-        Format::IQ4_NL | Format::IQ4_XS => half(&mut block[1]),
+        Format::IQ4_NL | Format::IQ4_XS | Format::IQ1_S | Format::IQ2_XXS => half(&mut block[1]),
+        Format::IQ2_XS | Format::IQ2_S | Format::IQ3_XXS | Format::IQ3_S => half(&mut block[1]),
+        Format::IQ1_M => {
+            block[55] = block[55] & 0x8f | 0x20;
+            block[53] = block[53] & 0x3f | 0x40;
+        }
+        Format::TQ1_0 => half(&mut block[53]),
+        Format::TQ2_0 => half(&mut block[65]),
         Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => {
             _ = [1, 3].map(|at| half(&mut block[at]));
         }
@@ -44,29 +51,56 @@ fn fingerprint(numbers: &[f32]) -> u64 {
         })
 }
 
-/// The fingerprints are those of the numbers that the `gguf` Python package makes of these bytes.
+/// The fingerprints are those of the numbers that the `gguf` Python package makes of these bytes:
+/// `testdata/gguf_blocks.py` prints them. Formats of grids have enough blocks for every point.
 #[test]
 fn blocks_mean_what_gguf_says() {
     let golden = [
-        (Format::Q4_0, 0xd43b_5423_e5ab_db9b),
-        (Format::Q4_1, 0xec64_abd3_d3b2_63e9),
-        (Format::Q5_0, 0xcc5d_30ce_4c2c_f990),
-        (Format::Q5_1, 0xac71_f424_ca62_5745),
-        (Format::Q8_0, 0xcc5c_db83_3253_e0fc),
-        (Format::Q2_K, 0x3026_9bed_416c_4559),
-        (Format::Q3_K, 0x9647_8b8e_b326_1c4d),
-        (Format::Q4_K, 0x7199_56f0_a54a_01b6),
-        (Format::Q5_K, 0xd6eb_c463_9d83_9fe9),
-        (Format::Q6_K, 0x18ae_9c8c_b2c9_57e5),
-        (Format::IQ4_NL, 0xf5af_61ef_74c0_2fea),
-        (Format::IQ4_XS, 0xa59b_c65c_57a0_2220),
-        (Format::MXFP4, 0xa328_e9b5_a1b0_9e4c),
+        (Format::Q4_0, 4, 0xd43b_5423_e5ab_db9b),
+        (Format::Q4_1, 4, 0xec64_abd3_d3b2_63e9),
+        (Format::Q5_0, 4, 0xcc5d_30ce_4c2c_f990),
+        (Format::Q5_1, 4, 0xac71_f424_ca62_5745),
+        (Format::Q8_0, 4, 0xcc5c_db83_3253_e0fc),
+        (Format::Q2_K, 4, 0x3026_9bed_416c_4559),
+        (Format::Q3_K, 4, 0x9647_8b8e_b326_1c4d),
+        (Format::Q4_K, 4, 0x7199_56f0_a54a_01b6),
+        (Format::Q5_K, 4, 0xd6eb_c463_9d83_9fe9),
+        (Format::Q6_K, 4, 0x18ae_9c8c_b2c9_57e5),
+        (Format::IQ4_NL, 4, 0xf5af_61ef_74c0_2fea),
+        (Format::IQ4_XS, 4, 0xa59b_c65c_57a0_2220),
+        (Format::MXFP4, 4, 0xa328_e9b5_a1b0_9e4c),
+        (Format::TQ1_0, 4, 0x6ec4_2dac_fa20_97b6),
+        (Format::TQ2_0, 4, 0x781c_c4a9_ed43_5303),
+        (Format::IQ1_S, 512, 0x6de3_564d_04e7_dec5),
+        (Format::IQ1_M, 512, 0x99b7_d568_16bc_15ea),
+        (Format::IQ2_XXS, 512, 0xacc5_0f4b_0f91_580f),
+        (Format::IQ2_XS, 512, 0x728a_57fa_3066_af5b),
+        (Format::IQ2_S, 512, 0x36c2_4da5_36ac_3040),
+        (Format::IQ3_XXS, 512, 0x34c9_9860_1c97_30c4),
+        (Format::IQ3_S, 512, 0xee11_19f3_02d5_ad1d),
     ];
-    for (format, golden) in golden {
-        let bytes = pattern(format, 4);
-        let mut out = vec![0.0; 4 * format.block_len()];
+    for (format, blocks, golden) in golden {
+        let bytes = pattern(format, blocks);
+        let mut out = vec![0.0; blocks * format.block_len()];
         format.dequantize_row(&bytes, &mut out);
         assert_eq!(fingerprint(&out), golden, "{}", format.name());
+    }
+}
+
+/// What kernels take for granted of the tables: levels are unsigned with the zero, and below 128
+/// unless the format says so.
+#[test]
+fn levels_are_bytes_that_products_can_take() {
+    for format in Format::ALL {
+        let Some(spec) = CodeSpec::of(format) else { continue };
+        let Some(levels) = spec.codebook.levels() else { continue };
+        for (code, &level) in levels.iter().enumerate().take(1 << spec.bits) {
+            let unsigned = i16::from(spec.zero) + i16::from(level);
+            let most = if spec.is_wide() { 255 } else { 127 };
+            assert!((0..=most).contains(&unsigned), "{} code {code}", format.name());
+            assert_eq!(spec.table().unwrap()[code], unsigned as u8);
+        }
+        assert!(spec.zero.is_power_of_two(), "{}", format.name());
     }
 }
 

@@ -60,6 +60,15 @@ pub fn random_rows(rng: &mut Rng, spec: &MatrixSpec) -> Vec<u8> {
 fn tame(format: Format, block: &mut [u8]) {
     let (halves, floats): (&[usize], &[usize]) = match format {
         Format::Q4_0 | Format::Q5_0 | Format::Q8_0 | Format::IQ4_NL | Format::IQ4_XS => (&[1], &[]),
+        Format::IQ1_S | Format::IQ2_XXS | Format::IQ2_XS | Format::IQ2_S => (&[1], &[]),
+        Format::IQ3_XXS | Format::IQ3_S => (&[1], &[]),
+        Format::TQ1_0 => (&[53], &[]),
+        Format::TQ2_0 => (&[65], &[]),
+        Format::IQ1_M => {
+            block[55] = block[55] & 0x8f | 0x20;
+            block[53] &= 0x3f;
+            return;
+        }
         Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => (&[1, 3], &[]),
         Format::Q2_K => (&[81, 83], &[]),
         Format::Q3_K => (&[109], &[]),

@@ -104,15 +104,24 @@ impl RawDtype {
             12 => Format::Q4_K,
             13 => Format::Q5_K,
             14 => Format::Q6_K,
+            16 => Format::IQ2_XXS,
+            17 => Format::IQ2_XS,
+            18 => Format::IQ3_XXS,
+            19 => Format::IQ1_S,
             20 => Format::IQ4_NL,
+            21 => Format::IQ3_S,
+            22 => Format::IQ2_S,
             23 => Format::IQ4_XS,
+            29 => Format::IQ1_M,
             30 => Format::BF16,
+            34 => Format::TQ1_0,
+            35 => Format::TQ2_0,
             39 => Format::MXFP4,
             other => return Self::Ggml(other),
         })
     }
 
-    /// The name that users know: `bf16`, `q4_k`, `affine4/64`, `u32`, `iq3_s (GGUF type 21)`.
+    /// The name that users know: `bf16`, `q4_k`, `affine4/64`, `u32`, `q8_k (GGUF type 15)`.
     pub fn name(self) -> Cow<'static, str> {
         match self {
             Self::Weight(format) => format.name(),
@@ -137,20 +146,13 @@ fn ggml_name(number: u32) -> Option<&'static str> {
     Some(match number {
         9 => "q8_1",
         15 => "q8_k",
-        16 => "iq2_xxs",
-        17 => "iq2_xs",
-        18 => "iq3_xxs",
-        19 => "iq1_s",
-        21 => "iq3_s",
-        22 => "iq2_s",
         24 => "i8",
         25 => "i16",
         26 => "i32",
         27 => "i64",
         28 => "f64",
-        29 => "iq1_m",
-        34 => "tq1_0",
-        35 => "tq2_0",
+        40 => "nvfp4",
+        41 => "q1_0",
         _ => return None,
     })
 }

@@ -15,6 +15,7 @@ pub const U64: u32 = 10;
 pub const T_F32: u32 = 0;
 pub const T_F16: u32 = 1;
 pub const T_Q8_0: u32 = 8;
+pub const T_Q8_K: u32 = 15;
 pub const T_IQ3_S: u32 = 21;
 
 #[derive(Clone)]
