@@ -151,8 +151,21 @@ fn what_cannot_be_served_is_not_admitted() {
     let params = SamplingParams { top_p: 2.0, ..SamplingParams::default() };
     refused(&mut engine, Request { params, ..request(&[1], 5) }, Kind::Usage, "top_p");
     engine.submit(request(&prompt(100), 60)).unwrap();
-    assert_eq!(engine.submit(request(&[1], 1)).unwrap_err().kind(), Kind::Limit);
-    assert_eq!(run(&mut engine).len(), 5 + 60 + 1, "five chunks of 24, tokens, an end");
+    engine.submit(request(&[1], 1)).unwrap();
+    let mut events = Vec::new();
+    engine.step(&mut events).unwrap();
+    assert_eq!(
+        (engine.rows(), engine.waiting()),
+        (2, 1),
+        "the second one waits for the only place"
+    );
+    events.extend(run(&mut engine));
+    let first = 1 + 5 + 60 + 1;
+    assert_eq!(
+        events.len(),
+        first + 3,
+        "a start, five chunks of 24, tokens, an end; then the other one"
+    );
 }
 
 #[test]
