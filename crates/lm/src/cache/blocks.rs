@@ -28,9 +28,9 @@ impl BlockPool {
                 let width = ((w + room.chunk).div_ceil(BLOCK) + 1).min(whole);
                 (width, width * (room.rows + room.snapshots))
             }
-            // Where several tokens share an entry, the last block of each row may be almost empty.
+            // Where several tokens share an entry, the last block of each row and snapshot may be almost empty.
             None => {
-                let odd = if every == 1 { 0 } else { room.rows };
+                let odd = if every == 1 { 0 } else { room.rows + room.snapshots };
                 (whole, (blocks_of(room.tokens, every) + odd).max(whole))
             }
         };
