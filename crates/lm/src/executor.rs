@@ -253,7 +253,7 @@ impl Executor {
 }
 
 /// Tokens of all sequences together at most: their block numbers take memory on the host.
-const MOST_TOKENS: usize = 1 << 28;
+pub(crate) const MOST_TOKENS: usize = 1 << 28;
 
 /// The room in whole steps of the key ladder.
 fn clamp(room: Room) -> Result<Room> {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+pub mod budget;
 pub mod cache;
 pub mod check;
 pub mod checkpoint;
