@@ -3,7 +3,7 @@
 //! Owns the states (keys and values in blocks, recurrent records in slots), the free lists, and a sequence's place
 //! in them. A sequence is integers: joining, leaving and growing move integers, never arrays.
 
-use longrun_array::{BLOCK, Runtime, State, StateKind, Step, TABLES, Version};
+use longrun_array::{BLOCK, Log, Runtime, State, StateKind, Step, TABLES, Version};
 
 use crate::error::{Error, Kind, Result};
 
@@ -29,7 +29,16 @@ struct Paged {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheSpec {
     paged: Vec<Paged>,
-    records: Vec<usize>,
+    records: Vec<Record>,
+}
+
+/// What one recurrent record keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    /// Numbers of the record.
+    len: usize,
+    /// Numbers that a token brings to it.
+    inputs: usize,
 }
 
 impl CacheSpec {
@@ -54,9 +63,9 @@ impl CacheSpec {
         self.add(StateKind::Keys { heads: 1, dim }, None, every)
     }
 
-    /// A record of `len` numbers for each sequence.
-    pub fn record(&mut self, len: usize) -> RecordId {
-        self.records.push(len);
+    /// A record of `len` numbers for each sequence, for an operation to which a token brings `inputs` numbers.
+    pub fn record(&mut self, len: usize, inputs: usize) -> RecordId {
+        self.records.push(Record { len, inputs });
         RecordId(self.records.len() - 1)
     }
 }
@@ -72,6 +81,8 @@ pub struct Room {
     pub tokens: usize,
     /// The most tokens of one sequence that a step reads.
     pub chunk: usize,
+    /// The most tokens of one sequence that may turn out wrong; 0 costs nothing.
+    pub drafts: usize,
 }
 
 /// The states of all layers.
@@ -115,9 +126,9 @@ impl BlockPool {
         let of = |tokens: usize| tokens.div_ceil(every).div_ceil(BLOCK);
         let whole = of(room.context);
         let (width, total) = match window {
-            // The blocks that a chunk and the window behind its first token can touch.
+            // The blocks that drafts, a chunk and the window behind their first token can touch.
             Some(w) => {
-                let width = ((w + room.chunk).div_ceil(BLOCK) + 1).min(whole);
+                let width = ((w + room.chunk + room.drafts).div_ceil(BLOCK) + 1).min(whole);
                 (width, width * room.rows)
             }
             // Where several tokens share an entry, the last block of each row may be almost empty.
@@ -147,8 +158,10 @@ pub struct Pools {
 pub struct Sequence {
     /// Its record in slot states.
     pub slot: u32,
-    /// Tokens that its states hold.
+    /// Tokens that were read, those that may turn out wrong included.
     pub past: usize,
+    /// How many of them, the last ones, may still turn out wrong.
+    pub(crate) logged: usize,
     /// What its positions are stretched by, from its first token to its last.
     pub stretch: f32,
     /// Block tables, one for each pool.
@@ -180,7 +193,10 @@ pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, 
     });
     let paged = paged.collect::<longrun_array::Result<_>>()?;
     let records = spec.records.iter();
-    let records = records.map(|&len| State::new(runtime, StateKind::Slots { len }, room.rows, 0));
+    let records = records.map(|&Record { len, inputs }| {
+        let log = Log { inputs, depth: room.drafts };
+        State::new(runtime, StateKind::Slots { len, log }, room.rows, 0)
+    });
     let records = records.collect::<longrun_array::Result<_>>()?;
     let slots = (0..room.rows as u32).rev().collect();
     Ok((Caches { paged, records }, Pools { blocks, slots, room }))
@@ -212,7 +228,7 @@ impl Pools {
             Error::new(Kind::Limit, format!("all {} rows are taken", self.room.rows))
         })?;
         let tables = std::array::from_fn(|i| vec![0; self.blocks.get(i).map_or(0, |p| p.width)]);
-        Ok(Sequence { slot, past: 0, stretch, tables, held: Default::default() })
+        Ok(Sequence { slot, past: 0, logged: 0, stretch, tables, held: Default::default() })
     }
 
     /// Gives everything back.
@@ -237,7 +253,8 @@ impl Pools {
         }
         for (i, pool) in self.blocks.iter_mut().enumerate() {
             let (table, held) = (&mut seq.tables[i], &mut seq.held[i]);
-            let gone = pool.first_read(seq.past) / BLOCK;
+            // Tokens that turn out wrong are read again, with what lies in their windows.
+            let gone = pool.first_read(seq.past - seq.logged) / BLOCK;
             while held.start < gone.min(held.end) {
                 pool.free.push(table[held.start % pool.width]);
                 held.start += 1;
@@ -260,6 +277,19 @@ impl Pools {
 }
 
 impl Sequence {
+    /// How many of the last tokens may still turn out wrong. Those that were not let go by [`keep`](Self::keep) count as
+    /// right once a step reads more.
+    pub fn drafts(&self) -> usize {
+        self.logged
+    }
+
+    /// Of the tokens that may turn out wrong, the first `right` were right (at most all are); lets go of the others.
+    pub fn keep(&mut self, right: usize) {
+        let right = right.min(self.logged);
+        self.past -= self.logged - right;
+        self.logged = right;
+    }
+
     /// The used part of each block table, as a step's inputs want it.
     pub fn used_tables(&self) -> [&[u32]; TABLES] {
         std::array::from_fn(|i| {
@@ -288,7 +318,7 @@ mod tests {
                 spec.keys(1, 8, window);
             }
             spec.entries(8, 4);
-            let room = Room { rows: 4, context: 400, tokens: 800, chunk: 40 };
+            let room = Room { rows: 4, context: 400, tokens: 800, chunk: 40, drafts: 0 };
             let (_caches, mut pools) = make(&runtime, &spec, room).unwrap();
             let live = runtime.usage().live;
             let mut seqs: Vec<Option<Sequence>> = (0..4).map(|_| None).collect();

@@ -203,7 +203,7 @@ impl Engine {
             let ids = &row.waiting[row.read..row.read + share];
             let last = row.read + share == row.waiting.len();
             let wanted = if last { Wanted::Last } else { Wanted::None };
-            spans.push(Span { seq: &mut row.seq, ids, wanted });
+            spans.push(Span { seq: &mut row.seq, ids, wanted, drafts: 0 });
         }
         let vocab = self.exec.vocab();
         let mut logits = self.exec.run(&mut spans)?.chunks_exact_mut(vocab);

@@ -22,6 +22,9 @@ pub struct Span<'a> {
     pub ids: &'a [u32],
     /// Which of them have logits.
     pub wanted: Wanted,
+    /// How many tokens may turn out wrong after the step: the last ones of these, or all of these and those before that
+    /// may turn out wrong now. [`Sequence::keep`] says of them which were right.
+    pub drafts: usize,
 }
 
 /// What an executor is made for.
@@ -160,6 +163,8 @@ impl Executor {
             self.inputs.push(RowInput {
                 ids: span.ids,
                 past: span.seq.past,
+                logged: span.seq.logged,
+                confirmed: (span.seq.logged + span.ids.len()).saturating_sub(span.drafts),
                 slot: span.seq.slot,
                 wanted: span.wanted,
                 stretch: span.seq.stretch,
@@ -169,7 +174,10 @@ impl Executor {
         let ticket = self.runtime.launch(&self.inputs)?;
         let results = &mut self.logits[..self.inputs.results() * self.vocab];
         self.runtime.wait(ticket, results)?;
-        spans.iter_mut().for_each(|s| s.seq.past += s.ids.len());
+        for span in spans.iter_mut() {
+            span.seq.past += span.ids.len();
+            span.seq.logged = span.drafts;
+        }
         Ok(results)
     }
 }

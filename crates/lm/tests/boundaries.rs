@@ -41,7 +41,8 @@ fn executor(family: &str) -> Executor {
     }
     let config = Config::loose(&config).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
-    let room = Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST };
+    let room =
+        Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST, drafts: 0 };
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     Executor::new(Box::new(device), &config, Source::Seed(7), setup, &|_, _| {}).unwrap()
 }
@@ -76,7 +77,7 @@ fn step(exec: &mut Executor, rows: &mut [Row], counts: &[usize]) {
         if n > 0 {
             read.push((i, n));
             let ids = &row.ids[at..at + n];
-            spans.push(Span { seq: &mut row.seq, ids, wanted: Wanted::All });
+            spans.push(Span { seq: &mut row.seq, ids, wanted: Wanted::All, drafts: 0 });
         }
     }
     if spans.is_empty() {

@@ -26,7 +26,7 @@ fn engine(family: &str, room: Room) -> Engine {
     Engine::new(Executor::new(Box::new(device), &config, source, setup, &|_, _| {}).unwrap())
 }
 
-const ROOM: Room = Room { rows: 4, context: 160, tokens: 640, chunk: 24 };
+const ROOM: Room = Room { rows: 4, context: 160, tokens: 640, chunk: 24, drafts: 0 };
 
 fn request(prompt: &[u32], max_tokens: usize) -> Request {
     let params = SamplingParams::default();
@@ -219,7 +219,8 @@ fn a_bias_alone_keeps_nothing_of_the_text() {
 #[test]
 fn a_failed_step_gives_all_memory_back() {
     for family in ["llama", "qwen3_next"] {
-        let mut engine = engine(family, Room { rows: 2, context: 64, tokens: 64, chunk: 16 });
+        let mut engine =
+            engine(family, Room { rows: 2, context: 64, tokens: 64, chunk: 16, drafts: 0 });
         let base = engine.executor().usage().live;
         let rows = [(); 2].map(|_| engine.admit(request(&prompt(20), 40)).unwrap());
         let mut events = Vec::new();

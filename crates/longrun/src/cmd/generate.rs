@@ -47,7 +47,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     params.validate(source.config.vocab)?;
     let text = completion_text(args, &source)?;
     let total = prompt.len() + max_tokens;
-    let room = Room { rows: 1, context: total, tokens: total, chunk: CHUNK.min(prompt.len()) };
+    let room =
+        Room { rows: 1, context: total, tokens: total, chunk: CHUNK.min(prompt.len()), drafts: 0 };
     let device = model::cpu(args.cpu);
     let (exec, load_seconds) =
         model::load(&source, device, room, Limits::default(), args.seed.unwrap_or(0))?;
