@@ -128,7 +128,8 @@ impl BlockPool {
         let (width, total) = match window {
             // The blocks that drafts, a chunk and the window behind their first token can touch.
             Some(w) => {
-                let width = ((w + room.chunk + room.drafts).div_ceil(BLOCK) + 1).min(whole);
+                let reads = room.drafts + room.chunk.max(1 + room.drafts);
+                let width = ((w + reads).div_ceil(BLOCK) + 1).min(whole);
                 (width, width * room.rows)
             }
             // Where several tokens share an entry, the last block of each row may be almost empty.

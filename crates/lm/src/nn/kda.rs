@@ -103,7 +103,7 @@ impl Kda {
             out: w.linear("o_proj", [h, channels], false)?,
             heads: DeltaHeads { hk: n, hv: n, dk: d, dv: d },
             sums: caches.record(2 * channels, channels),
-            memory: caches.record(n * d * d, 4 * channels + n),
+            memory: caches.record(n * d * d, 3 * channels + n),
         })
     }
 
