@@ -42,7 +42,7 @@ impl InputLayout {
     }
 
     fn tables_at(&self) -> usize {
-        HEADER + 3 * self.tokens + 5 * self.rows + self.outputs
+        HEADER + 3 * self.tokens + 7 * self.rows + self.outputs
     }
 
     /// Words in the block.
@@ -67,12 +67,22 @@ pub enum Wanted {
 }
 
 /// One row of a step.
+///
+/// Its text is what its records hold, then the first `logged` tokens of its log, then the tokens that it reads now. The
+/// first `confirmed` of the last two are put into the records; the others are kept in the log, as tokens that may turn
+/// out wrong. A row without such tokens has `logged: 0, confirmed: ids.len()`. What was logged behind the first `logged`
+/// tokens is forgotten.
 #[derive(Clone, Copy, Debug)]
 pub struct RowInput<'a> {
     /// The tokens to read, at positions `past..past + ids.len()`.
     pub ids: &'a [u32],
-    /// Tokens that the row's states already hold.
+    /// Tokens of the row before these, its `logged` ones included.
     pub past: usize,
+    /// Tokens at the start of its log that were right.
+    pub logged: usize,
+    /// How many of the logged tokens and these are put into the records: all logged ones and any of these; or none, then
+    /// these are logged behind the logged ones.
+    pub confirmed: usize,
     /// Its place in slot states.
     pub slot: u32,
     /// Which of its tokens have a result.
@@ -81,6 +91,21 @@ pub struct RowInput<'a> {
     pub stretch: f32,
     /// Its block tables, at most as long as their widths. Reading a position whose block is missing fails the step.
     pub tables: [&'a [u32]; TABLES],
+}
+
+impl RowInput<'_> {
+    fn check_log(&self) -> Result<()> {
+        let Self { ids, past, logged, confirmed, .. } = *self;
+        if logged > past {
+            return Err(Error::Inputs(format!("{logged} logged tokens of {past} before")));
+        }
+        let all = logged.saturating_add(ids.len());
+        if confirmed > all || (confirmed > 0 && confirmed < logged) {
+            let what = format!("{confirmed} confirmed tokens of {logged} logged and {}", ids.len());
+            return Err(Error::Inputs(format!("{what} more; all logged ones are, or none at all")));
+        }
+        Ok(())
+    }
 }
 
 /// The inputs of one step. Made once and filled again for each step; filling does not allocate.
@@ -122,8 +147,8 @@ impl Inputs {
     /// Adds a row behind those already there.
     ///
     /// # Errors
-    /// The key has no room for it, it is empty, a table is longer than its width, or the inputs were made for smaller
-    /// keys than that of the step.
+    /// The key has no room for it, it is empty, a table is longer than its width, more is logged than the row has read,
+    /// other than all logged tokens or none are confirmed, or the inputs were made for smaller keys than that of the step.
     pub fn push(&mut self, row: RowInput<'_>) -> Result<()> {
         let l = self.layout;
         if l.words() > self.words.len() {
@@ -148,6 +173,7 @@ impl Inputs {
         if end > u32::MAX as usize {
             return Err(Error::Inputs(format!("position {end} is too large")));
         }
+        row.check_log()?;
         let (mut at, w) = (HEADER, &mut self.words);
         w[at + t..at + t + n].copy_from_slice(row.ids);
         at += l.tokens;
@@ -155,7 +181,9 @@ impl Inputs {
         at += l.tokens;
         w[at + t..at + t + n].fill(r as u32);
         at += l.tokens;
-        for field in [t as u32, n as u32, row.past as u32, row.slot, row.stretch.to_bits()] {
+        let [t32, n32, past, logged, confirmed] =
+            [t, n, row.past, row.logged, row.confirmed].map(|n| n as u32);
+        for field in [t32, n32, past, logged, confirmed, row.slot, row.stretch.to_bits()] {
             w[at + r] = field;
             at += l.rows;
         }
@@ -182,8 +210,8 @@ impl Inputs {
         Ragged::new(&self.layout, &self.words)
     }
 
-    /// Checks the integers that kernels use as indices.
-    pub(crate) fn check(&self, ids: usize, slots: usize) -> Result<()> {
+    /// Checks the integers that kernels use as indices: ids, slots, and what logs of `depth` tokens hold.
+    pub(crate) fn check(&self, ids: usize, slots: usize, depth: usize) -> Result<()> {
         let b = self.ragged();
         if let Some(id) = b.ids.iter().find(|&&id| id as usize >= ids) {
             return Err(Error::Inputs(format!("id {id} is outside of a table of {ids} rows")));
@@ -194,6 +222,15 @@ impl Inputs {
             }
             if b.row_slot[..i].contains(slot) {
                 return Err(Error::Inputs(format!("slot {slot} belongs to two rows")));
+            }
+        }
+        for row in 0..b.rows {
+            let [logged, confirmed, count] =
+                [b.row_logged, b.row_confirmed, b.row_count].map(|field| field[row] as usize);
+            let most = logged.max(logged + count - confirmed);
+            if most > depth {
+                let what = format!("a log of {most} tokens, there is room for {depth}");
+                return Err(Error::Inputs(what));
             }
         }
         if b.tokens == 0 {
@@ -223,8 +260,12 @@ pub struct Ragged<'a> {
     pub row_first: &'a [u32],
     /// `[rows]`, its number of tokens.
     pub row_count: &'a [u32],
-    /// `[rows]`, tokens that its states held before the step.
+    /// `[rows]`, the position of its first token.
     pub row_past: &'a [u32],
+    /// `[rows]`, tokens before it that its records don't hold but its log.
+    pub row_logged: &'a [u32],
+    /// `[rows]`, how many of the logged tokens and its own are put into its records.
+    pub row_confirmed: &'a [u32],
     /// `[rows]`, its place in slot states.
     pub row_slot: &'a [u32],
     /// `[rows]`, what its positions are stretched by, as the bits of f32.
@@ -256,6 +297,8 @@ impl<'a> Ragged<'a> {
             row_first: field(l.rows, rows),
             row_count: field(l.rows, rows),
             row_past: field(l.rows, rows),
+            row_logged: field(l.rows, rows),
+            row_confirmed: field(l.rows, rows),
             row_slot: field(l.rows, rows),
             row_stretch: field(l.rows, rows),
             out_token: field(l.outputs, outputs),
@@ -291,24 +334,30 @@ mod tests {
             let row = RowInput {
                 ids: &[5, 6, 7],
                 past: 40,
+                logged: 1,
+                confirmed: 2,
                 slot: 2,
                 wanted: Wanted::Last,
                 stretch: 1.0,
                 tables: [&[9, 8], &[1], &[], &[]],
             };
             inputs.push(row).unwrap();
-            inputs.push(RowInput { ids: &[4], past: 0, slot: 0, ..row }).unwrap();
+            let fresh = RowInput { ids: &[4], past: 0, logged: 0, confirmed: 1, slot: 0, ..row };
+            inputs.push(fresh).unwrap();
             let b = inputs.ragged();
             assert_eq!((b.tokens, b.rows, b.outputs), (4, 2, 2));
             assert_eq!(b.positions, [40, 41, 42, 0]);
             assert_eq!(b.token_row, [0, 0, 0, 1]);
             assert_eq!((b.row_first, b.row_count), (&[0, 3][..], &[3, 1][..]));
+            assert_eq!((b.row_logged, b.row_confirmed), (&[1, 0][..], &[2, 1][..]));
+            assert_eq!((b.row_past, b.row_slot), (&[40, 0][..], &[2, 0][..]));
             assert_eq!(b.out_token, [2, 3]);
             assert_eq!((b.block(0, 1, 3), b.block(1, 0, 0)), (8, 1));
         }
-        inputs.check(8, 3).unwrap();
-        assert!(inputs.check(7, 3).is_err());
-        assert!(inputs.check(8, 2).is_err());
+        inputs.check(8, 3, 2).unwrap();
+        assert!(inputs.check(7, 3, 2).is_err());
+        assert!(inputs.check(8, 2, 2).is_err());
+        assert!(inputs.check(8, 3, 1).is_err());
     }
 
     #[test]
@@ -319,6 +368,8 @@ mod tests {
         let row = RowInput {
             ids: &[1],
             past: 0,
+            logged: 0,
+            confirmed: 1,
             slot: 0,
             wanted: Wanted::Last,
             stretch: 1.0,
@@ -328,6 +379,10 @@ mod tests {
         assert!(inputs.push(RowInput { ids: &[1, 2], ..row }).is_err());
         assert!(inputs.push(RowInput { tables: [&[1, 2], &[], &[], &[]], ..row }).is_err());
         assert!(inputs.push(RowInput { past: u32::MAX as usize, ..row }).is_err());
+        for (past, logged, confirmed) in [(0, 1, 1), (9, 2, 1), (9, 0, 2), (9, 2, 4)] {
+            assert!(inputs.push(RowInput { past, logged, confirmed, ..row }).is_err());
+        }
+        assert!(inputs.push(RowInput { logged: usize::MAX, past: usize::MAX, ..row }).is_err());
         assert_eq!(inputs.ragged().tokens, 0);
         inputs.push(row).unwrap();
         assert!(inputs.push(row).is_err());

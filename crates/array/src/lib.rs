@@ -27,7 +27,8 @@
 //! let live = rt.usage().live;
 //! for past in 0..1000 {
 //!     inputs.begin(key);
-//!     inputs.push(RowInput { ids: &[3], past, slot: 0, wanted: Wanted::Last, stretch: 1.0, tables: [&[]; TABLES] })?;
+//!     let (logged, confirmed, wanted, tables) = (0, 1, Wanted::Last, [&[][..]; TABLES]);
+//!     inputs.push(RowInput { ids: &[3], past, logged, confirmed, slot: 0, wanted, stretch: 1.0, tables })?;
 //!     let ticket = rt.launch(&inputs)?;
 //!     rt.wait(ticket, &mut result)?;
 //! }
@@ -72,7 +73,7 @@ pub use op::{
     SsmHeads, Stretch, Values,
 };
 pub use runtime::{Limits, Runtime};
-pub use state::{State, StateKind};
+pub use state::{Log, State, StateKind};
 pub use step::{
     AttentionSpec, Choice, Delta, ExpertsUp, Param, Record, Scan, Seen, SeenValues, Step, Tensor,
     Version,

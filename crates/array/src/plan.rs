@@ -50,6 +50,8 @@ pub struct Plan {
     pub ids: usize,
     /// Slots must be below this.
     pub slots: usize,
+    /// Logs are no longer than this.
+    pub drafts: usize,
 }
 
 impl Plan {
@@ -65,7 +67,7 @@ impl Plan {
             Op::Emit { x } => nodes[x as usize].shape,
             _ => None,
         });
-        let (ids, slots) = limits(&nodes);
+        let [ids, slots, drafts] = limits(&nodes);
         let mut buffers: Vec<_> = nodes
             .iter()
             .flat_map(|n| n.op.weights().map(|w| w.buffer).chain(n.op.states().map(|s| s.buffer)))
@@ -74,8 +76,11 @@ impl Plan {
         buffers.dedup();
         let places = vec![None; nodes.len()];
         let scratch = vec![(0, 0); nodes.len()];
-        let mut plan =
-            Self { key, nodes, places, scratch, arena_len: 0, result, buffers, layout, ids, slots };
+        let arena_len = 0;
+        #[rustfmt::skip]
+        let mut plan = Self {
+            key, nodes, places, scratch, arena_len, result, buffers, layout, ids, slots, drafts,
+        };
         plan.lay_out(device);
         plan
     }
@@ -163,9 +168,10 @@ fn last_uses(nodes: &[Node]) -> Vec<usize> {
     last
 }
 
-/// The number of rows of the smallest table looked up, and of slots of the smallest slot state.
-fn limits(nodes: &[Node]) -> (usize, usize) {
-    let (mut ids, mut slots) = (usize::MAX, usize::MAX);
+/// The number of rows of the smallest table looked up, of slots of the smallest slot state, and of tokens of the
+/// shortest log.
+fn limits(nodes: &[Node]) -> [usize; 3] {
+    let [mut ids, mut slots, mut drafts] = [usize::MAX; 3];
     for node in nodes {
         ids = ids.min(match node.op {
             Op::Embed { table: WeightRef { kind: WeightKind::Matrix(m), .. }, .. } => m.rows,
@@ -176,11 +182,13 @@ fn limits(nodes: &[Node]) -> (usize, usize) {
             } => len / k,
             _ => usize::MAX,
         });
-        for state in node.op.states().filter(|s| matches!(s.kind, StateKind::Slots { .. })) {
-            slots = slots.min(state.units);
+        for state in node.op.states() {
+            if let StateKind::Slots { log, .. } = state.kind {
+                (slots, drafts) = (slots.min(state.units), drafts.min(log.depth));
+            }
         }
     }
-    (ids, slots)
+    [ids, slots, drafts]
 }
 
 /// Pieces of the arena in use, by offset, each with the node after which it is free.

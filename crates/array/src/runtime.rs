@@ -39,6 +39,7 @@ struct Entry {
     id: PlanId,
     ids: usize,
     slots: usize,
+    drafts: usize,
     layout: InputLayout,
     result: Option<Shape>,
     /// Its weights and states, each with its owner when the plan was made.
@@ -51,8 +52,9 @@ impl Entry {
     fn new(plan: &Plan, inner: &Inner) -> Result<Self> {
         let owned = |&b: &BufferId| Some((b, inner.owner(b)?));
         let buffers = plan.buffers.iter().map(owned).collect::<Option<_>>().ok_or(Error::Freed)?;
-        let Plan { ids, slots, layout, result, .. } = *plan;
-        Ok(Self { id: PlanId(0), ids, slots, layout, result, buffers, seen: inner.releases })
+        let Plan { ids, slots, drafts, layout, result, .. } = *plan;
+        let (id, seen) = (PlanId(0), inner.releases);
+        Ok(Self { id, ids, slots, drafts, layout, result, buffers, seen })
     }
 
     /// Checks that the plan's memory still belongs to those who had it when the plan was made.
@@ -224,7 +226,7 @@ impl Runtime {
         if inputs.layout != entry.layout {
             return Err(Error::Inputs("the block tables are not as wide as the plan's".into()));
         }
-        inputs.check(entry.ids, entry.slots)?;
+        inputs.check(entry.ids, entry.slots, entry.drafts)?;
         let before = self.memory.ledger.live();
         let ticket = {
             let mut inner = self.memory.lock();

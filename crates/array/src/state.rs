@@ -27,19 +27,41 @@ pub enum StateKind {
         /// Numbers of one head.
         dim: usize,
     },
-    /// One record a sequence: `[slots, len]`. The record of a row whose past is 0 counts as zeros.
+    /// One record a sequence: `[slots, len + log]`. The record of a row counts as zeros while nothing was put into it,
+    /// that is, while the row's past is no longer than its log.
     Slots {
         /// Numbers of one record.
         len: usize,
+        /// What lies behind each record: `[depth, inputs]`.
+        log: Log,
     },
 }
 
+/// The log of a record: what tokens brought that are not, or not yet, put into it. See [`RowInput`](crate::RowInput).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// Numbers that a token brings to the operation.
+    pub inputs: usize,
+    /// The most tokens.
+    pub depth: usize,
+}
+
+impl Log {
+    /// No room for any token.
+    pub const NONE: Self = Self { inputs: 0, depth: 0 };
+}
+
 impl StateKind {
+    /// Records of `len` numbers without logs.
+    pub const fn slots(len: usize) -> Self {
+        Self::Slots { len, log: Log::NONE }
+    }
+
     /// Numbers in one block or slot.
     pub const fn unit(self) -> usize {
         match self {
             Self::Keys { heads, dim } | Self::Values { heads, dim } => heads * dim * BLOCK,
-            Self::Slots { len } => len,
+            Self::Slots { len, log } => len.saturating_add(log.inputs.saturating_mul(log.depth)),
         }
     }
 }
@@ -120,6 +142,11 @@ impl State {
     /// Bytes of one block or slot.
     pub fn unit_bytes(&self) -> usize {
         self.r.kind.unit() * 4
+    }
+
+    /// How it is laid out.
+    pub fn kind(&self) -> StateKind {
+        self.r.kind
     }
 
     /// Bytes of its memory.

@@ -17,7 +17,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use cases::{Case, Rig};
-use common::{IDS, MOST_ROWS, Rng, WIDTHS, cut, script_key, script_keys, sequences};
+use common::drafts::{self, Draft, drafts};
+use common::{IDS, MOST_ROWS, Rng, WIDTHS, cut, script_keys, sequences};
 use longrun_array::device::{PlanId, Shared};
 use longrun_array::plan::Plan;
 use longrun_array::{
@@ -88,15 +89,16 @@ fn run(case: Case, seed: u64, options: CpuOptions) -> Outcome {
 
     let rows = rng.int(1, MOST_ROWS);
     let mut sequences = sequences(&mut rng, rows, 200);
-    let mut script = cut(&mut rng, &sequences);
+    let mut script = drafts(&mut rng, &sequences);
     // A new sequence in a slot that was used: its record counts as zeros.
     sequences[0].ids.reverse();
-    script.push(vec![(0, sequences[0].row(0, sequences[0].ids.len().min(3)))]);
+    let row = sequences[0].row(0, sequences[0].ids.len().min(3));
+    script.push(vec![Draft { sequence: 0, row, right: 0 }]);
 
     let mut numbers = Vec::new();
     for step in script {
-        let rows: Vec<_> = step.into_iter().map(|(_, row)| row).collect();
-        let key = script_key(&rows);
+        let key = drafts::key(&step);
+        let rows: Vec<_> = step.into_iter().map(|draft| draft.row).collect();
         let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
         let cols = rt.result_cols(key);
         let result = common::run_step(&mut rt, key, &rows, tokens * cols).unwrap();

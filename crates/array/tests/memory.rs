@@ -18,7 +18,7 @@ fn limited(buffers: usize, cache_bytes: usize) -> Runtime {
 
 /// A state of `len` numbers.
 fn state(rt: &Runtime, len: usize) -> longrun_array::Result<State> {
-    State::new(rt, StateKind::Slots { len }, 1, 0)
+    State::new(rt, StateKind::slots(len), 1, 0)
 }
 
 fn counts(usage: Usage) -> (usize, usize, usize) {
@@ -151,7 +151,7 @@ fn reused_memory_is_zeroed() {
         Limits { cache_bytes: 1 << 20, ..Limits::default() },
     );
     let (table, taps, _) = parts(&rt);
-    let long = State::new(&rt, StateKind::Slots { len: COLS }, 5000, 0).unwrap();
+    let long = State::new(&rt, StateKind::slots(COLS), 5000, 0).unwrap();
     let ones: Vec<u8> = [1.0_f32; 10 * COLS].iter().flat_map(|x| x.to_le_bytes()).collect();
     let spec = spec(Format::F32, 1, 10, COLS);
     let parts = (Weight::matrix(&rt, "ones", spec, &ones).unwrap(), taps, long);
@@ -161,7 +161,7 @@ fn reused_memory_is_zeroed() {
     run_step(&mut rt, one(), &[row], COLS).unwrap();
     assert_eq!(parts.2.read(&rt).unwrap()[4999 * COLS..], [1.0; COLS]);
     drop(parts);
-    let again = State::new(&rt, StateKind::Slots { len: COLS }, 5000, 0).unwrap();
+    let again = State::new(&rt, StateKind::slots(COLS), 5000, 0).unwrap();
     assert!(again.read(&rt).unwrap().iter().all(|x| *x == 0.0));
 }
 

@@ -60,7 +60,7 @@ impl Tiny {
             [StateKind::Keys { heads: KV, dim: DIM }, StateKind::Values { heads: KV, dim: DIM }]
                 .map(|kind| State::new(rt, kind, MOST_ROWS * WIDTHS[table], table).unwrap())
         };
-        let slots = |len| State::new(rt, StateKind::Slots { len }, SLOTS, 0).unwrap();
+        let slots = |len| State::new(rt, StateKind::slots(len), SLOTS, 0).unwrap();
         let back = HEADS * DIM;
         let full =
             (m(Format::Q8_0, 1, qkv, HIDDEN), m(Format::F32, 1, HIDDEN, back), cache(0), None);

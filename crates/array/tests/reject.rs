@@ -41,7 +41,7 @@ impl Rig {
             vector: Weight::vector(&rt, "vector", &[0.0; 5]).unwrap(),
             keys: state(StateKind::Keys { heads: 3, dim: 4 }),
             values: state(StateKind::Values { heads: 3, dim: 4 }),
-            slots: state(StateKind::Slots { len: 7 }),
+            slots: state(StateKind::slots(7)),
             lost: State::new(&rt, StateKind::Keys { heads: 1, dim: 4 }, 3, TABLES).unwrap(),
             rt,
         }
@@ -128,7 +128,7 @@ fn prepared(outputs: Outputs) -> (Runtime, Key, impl Drop) {
     let mut rt = null();
     let table = matrix(&rt, spec(Format::F32, 1, 10, 4));
     let taps = Weight::vector(&rt, "taps", &[1.0; 8]).unwrap();
-    let state = State::new(&rt, StateKind::Slots { len: 4 }, 3, 0).unwrap();
+    let state = State::new(&rt, StateKind::slots(4), 3, 0).unwrap();
     let key = Key::fit(2, 4, outputs, Head::Logits).unwrap();
     let write = |step: Step<'_>| {
         let (y, _) = step.ids().embed(&table, 1.0).conv(&taps, None, step.open(&state), Map::Silu);
@@ -223,7 +223,7 @@ fn weights_that_do_not_fit_their_shape_are_refused() {
 fn states_that_no_machine_can_hold_are_refused() {
     for rt in [null(), common::cpu(common::threads(1))] {
         for units in [usize::MAX, usize::MAX / 8, 1 << 50] {
-            let error = State::new(&rt, StateKind::Slots { len: 64 }, units, 0).err().unwrap();
+            let error = State::new(&rt, StateKind::slots(64), units, 0).err().unwrap();
             assert!(matches!(error, Error::Memory { tag: "state", .. }), "{error}");
         }
         assert_eq!(rt.usage().live.buffers, 0);

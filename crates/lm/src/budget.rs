@@ -119,7 +119,7 @@ mod tests {
             let mut spec = CacheSpec::default();
             windows.iter().for_each(|w| _ = (spec.keys(2, 16, *w), spec.values(2, 16, *w)));
             if record > 0 {
-                spec.record(record);
+                spec.record(record, 1);
             }
             spec
         };
@@ -141,7 +141,7 @@ mod tests {
             bytes in 0usize..30_000_000, shorten in prop::bool::ANY
         ) {
             let spec = &specs()[spec];
-            let room = Room { rows, context, tokens: 0, chunk: 32, snapshots: 0 };
+            let room = Room { rows, context, tokens: 0, chunk: 32, snapshots: 0, drafts: 0 };
             let memory = Memory { bytes, shorten };
             match divide(spec, room, memory, taken) {
                 Ok(room) => {

@@ -141,7 +141,7 @@ pub fn check(
     let config = Config::new(checkpoint.config())?;
     let longest = vectors.iter().map(|v| v.prompt.len() + v.greedy.len()).max().unwrap_or(1);
     let tokens = 2 * (longest + 1).next_multiple_of(BLOCK);
-    let room = Room { rows: 2, context: longest + 1, tokens, chunk: 511, snapshots: 0 };
+    let room = Room { rows: 2, context: longest + 1, tokens, chunk: 511, snapshots: 0, drafts: 0 };
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     let source = Source::Checkpoint(checkpoint);
     let mut exec = Executor::new(device, &config, source, setup, &|_, _| {})?;
@@ -203,13 +203,14 @@ fn feed(
     let mut other = if beside.is_empty() { None } else { Some(exec.admit(beside.len())?) };
     let mut result = Ok(());
     for ids in ids.chunks(chunk) {
-        let span = Span { seq: &mut *seq, ids, wanted: Wanted::All };
+        let span = Span { seq: &mut *seq, ids, wanted: Wanted::All, drafts: 0 };
         let logits = match &mut other {
             None => exec.run(&mut [span]),
             Some(other) => {
                 let at = other.past % beside.len();
                 let neighbour = &beside[at..(at + 3).min(beside.len())];
-                let neighbour = Span { seq: other, ids: neighbour, wanted: Wanted::Last };
+                let neighbour =
+                    Span { seq: other, ids: neighbour, wanted: Wanted::Last, drafts: 0 };
                 // The neighbour comes first, so that the row is not where it is alone.
                 exec.run(&mut [neighbour, span]).map(|logits| &mut logits[vocab..])
             }
@@ -242,7 +243,8 @@ fn greedy(
         if next != *id {
             return Ok((i, sure));
         }
-        next = best(exec.run(&mut [Span { seq, ids: &[next], wanted: Wanted::Last }])?);
+        next =
+            best(exec.run(&mut [Span { seq, ids: &[next], wanted: Wanted::Last, drafts: 0 }])?);
     }
     Ok((sure, sure))
 }

@@ -4,7 +4,7 @@
 //! reference vectors, soaking. It knows no text, no sampling and no order of service.
 
 use longrun_array::{
-    BLOCK, Device, Head, Inputs, Key, Limits, Outputs, Record, RowInput, Runtime, Step, Usage,
+    BLOCK, Device, Head, Inputs, Key, Limits, Outputs, Record, RowInput, Rows, Runtime, Step, Usage,
     Wanted,
 };
 
@@ -23,6 +23,9 @@ pub struct Span<'a> {
     pub ids: &'a [u32],
     /// Which of them have logits.
     pub wanted: Wanted,
+    /// How many tokens may turn out wrong after the step: the last ones of these, or all of these and those before that
+    /// may turn out wrong now. [`Sequence::accept`] says of them which were right.
+    pub drafts: usize,
 }
 
 /// What an executor is made for.
@@ -58,6 +61,7 @@ pub struct Executor {
     logits: Vec<f32>,
     vocab: usize,
     rope: RopeSpec,
+    per_token: bool,
 }
 
 impl Executor {
@@ -82,8 +86,8 @@ impl Executor {
         let inputs = runtime.inputs();
         let rows = keys.iter().map(|k| k.output_capacity()).max().unwrap_or(0);
         let logits = vec![0.0; rows * config.vocab];
-        let (vocab, rope) = (config.vocab, config.rope.clone());
-        Ok(Self { runtime, bound, pools, inputs, logits, vocab, rope })
+        let (vocab, rope, per_token) = (config.vocab, config.rope.clone(), setup.per_token);
+        Ok(Self { runtime, bound, pools, inputs, logits, vocab, rope, per_token })
     }
 
     /// A place for one more sequence, of `most` tokens at most: its positions may depend on that.
@@ -220,16 +224,17 @@ impl Executor {
     /// The rows don't fit the room, or the step fails; sequences then stay where they were.
     pub fn run(&mut self, spans: &mut [Span<'_>]) -> Result<&mut [f32]> {
         let tokens = spans.iter().map(|s| s.ids.len()).sum();
-        let outputs = spans.iter().map(|s| s.wanted).fold(Outputs::None, |all, w| match w {
-            Wanted::None => all,
-            Wanted::Last => all.max(Outputs::PerRow),
-            Wanted::All => Outputs::PerToken,
+        let results = spans.iter().map(|s| match s.wanted {
+            Wanted::None => 0,
+            Wanted::Last => 1,
+            Wanted::All => s.ids.len(),
         });
-        let key = Key::fit(tokens, spans.len(), outputs, Head::Logits).ok_or_else(|| {
+        let key = fit(tokens, spans.len(), results.sum(), self.per_token).ok_or_else(|| {
             Error::usage(format!("{tokens} tokens in {} rows do not fit one step", spans.len()))
         })?;
         self.inputs.begin(key);
         for span in spans.iter_mut() {
+            let confirmed = confirmed(span, self.pools.room().drafts)?;
             if !self.reserve(span.seq, span.ids.len())? {
                 let (_, all) = self.pools.paged();
                 let what = format!("all {all} blocks of {BLOCK} tokens are taken");
@@ -238,6 +243,8 @@ impl Executor {
             self.inputs.push(RowInput {
                 ids: span.ids,
                 past: span.seq.past,
+                logged: span.seq.logged,
+                confirmed,
                 slot: span.seq.slot,
                 wanted: span.wanted,
                 stretch: span.seq.stretch,
@@ -247,9 +254,34 @@ impl Executor {
         let ticket = self.runtime.launch(&self.inputs)?;
         let results = &mut self.logits[..self.inputs.results() * self.vocab];
         self.runtime.wait(ticket, results)?;
-        spans.iter_mut().for_each(|s| s.seq.past += s.ids.len());
+        for span in spans.iter_mut() {
+            span.seq.past += span.ids.len();
+            span.seq.logged = span.drafts;
+        }
         Ok(results)
     }
+}
+
+/// How many of a row's drafts and tokens can't turn out wrong any more.
+fn confirmed(span: &Span<'_>, most: usize) -> Result<usize> {
+    let (logged, drafts, n) = (span.seq.drafts(), span.drafts, span.ids.len());
+    let left = (logged + n).checked_sub(drafts).filter(|_| drafts <= most);
+    left.ok_or_else(|| {
+        let what = format!("{drafts} of {logged} drafts and {n} tokens can't stay drafts");
+        Error::usage(what).hint(format!("the room is for {most} drafts a row"))
+    })
+}
+
+/// The key of a step. Unless results for every token were prepared, a few of them take the place of rows: a result for
+/// each token of a large step is a lot of memory.
+fn fit(tokens: usize, rows: usize, results: usize, per_token: bool) -> Option<Key> {
+    let (rows, outputs) = match results {
+        0 => (rows, Outputs::None),
+        n if n <= rows => (rows, Outputs::PerRow),
+        n if n <= Key::MOST.1 && !per_token => (n, Outputs::PerRow),
+        _ => (rows, Outputs::PerToken),
+    };
+    Key::fit(tokens, rows, outputs, Head::Logits)
 }
 
 /// Tokens of all sequences together at most: their block numbers take memory on the host.
@@ -266,21 +298,21 @@ fn clamp(room: Room) -> Result<Room> {
         let what = format!("room for {} tokens can't be made", room.context.max(room.tokens));
         return Err(Error::usage(what).hint(format!("{MOST_TOKENS} tokens are possible")));
     }
-    Ok(Room { chunk: room.chunk.clamp(1, tokens), ..room })
+    let (chunk, drafts) = (room.chunk.clamp(1, tokens), room.drafts.min(tokens - 1));
+    Ok(Room { chunk, drafts, ..room })
 }
 
 /// Every key that steps of this room can have.
 fn keys(room: Room, per_token: bool) -> Vec<Key> {
-    let mut kinds = vec![Outputs::None, Outputs::PerRow];
-    if per_token {
-        kinds.push(Outputs::PerToken);
-    }
-    // A step reads a chunk for one row, and a token for each of the others.
-    let most = (room.chunk + room.rows - 1).min(Key::MOST.0);
+    // A step reads a chunk for one row, and for each of the others a token with its drafts.
+    let each = 1 + room.drafts;
+    let most = (room.chunk.max(each) + (room.rows - 1) * each).min(Key::MOST.0);
     let mut keys: Vec<Key> = Vec::new();
     for (tokens, rows) in (1..=most).flat_map(|t| (1..=room.rows.min(t)).map(move |r| (t, r))) {
-        for outputs in &kinds {
-            let key = Key::fit(tokens, rows, *outputs, Head::Logits);
+        let results = if per_token { tokens } else { (rows * each).min(tokens) };
+        let steps = Rows::ALL.map(|r| r.capacity().min(results));
+        for results in [0, rows, results].into_iter().chain(steps) {
+            let key = fit(tokens, rows, results, per_token);
             keys.extend(key.filter(|k| !keys.contains(k)));
         }
     }

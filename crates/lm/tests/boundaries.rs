@@ -3,46 +3,28 @@
 //! A token's logits have the same bits however its prompt was cut and whatever stood beside it, in rows and blocks that
 //! others have used before.
 
+mod families;
+
+use families::VOCAB;
 use longrun_array::{CpuDevice, CpuOptions, Limits, Wanted};
 use longrun_lm::cache::{Room, Sequence};
-use longrun_lm::config::Config;
 use longrun_lm::executor::{Executor, Setup, Span};
-use longrun_lm::tiny::{self, TinyShape};
 use longrun_lm::weights::Source;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
-use serde_json::json;
 
 /// Around windows of 8, groups of 4 and of 16, blocks of 32, running sums of 64, and blocks of entries of groups of 4.
 const LENGTHS: [usize; 19] =
     [1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129];
 const LONGEST: usize = 140;
 const ROWS: usize = 3;
-const VOCAB: usize = 160;
 
 fn executor(family: &str) -> Executor {
-    let shape = TinyShape {
-        layers: Some(4),
-        interval: Some(2),
-        hidden: Some(32),
-        experts: Some(4),
-        ..TinyShape::default()
-    };
-    let mut config = tiny::config(family, shape).unwrap();
-    let rates = json!({"compressed_sparse_attention": 4, "heavily_compressed_attention": 16});
-    for (name, value) in [
-        ("sliding_window", json!(8)),
-        ("index_topk", json!(if family == "glm5_next" { 8 } else { 5 })),
-        ("index_kpool", json!(4)),
-        ("compress_rates", rates),
-    ] {
-        config[name] = value;
-    }
-    let config = Config::loose(&config).unwrap();
+    let config = families::config(family);
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let room =
-        Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST, snapshots: 0 };
+        Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST, snapshots: 0, drafts: 0 };
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     Executor::new(Box::new(device), &config, Source::Seed(7), setup, &|_, _| {}).unwrap()
 }
@@ -77,7 +59,7 @@ fn step(exec: &mut Executor, rows: &mut [Row], counts: &[usize]) {
         if n > 0 {
             read.push((i, n));
             let ids = &row.ids[at..at + n];
-            spans.push(Span { seq: &mut row.seq, ids, wanted: Wanted::All });
+            spans.push(Span { seq: &mut row.seq, ids, wanted: Wanted::All, drafts: 0 });
         }
     }
     if spans.is_empty() {
@@ -161,16 +143,4 @@ fn run(family: &str) {
     assert_eq!(exec.usage().live, live);
 }
 
-macro_rules! families {
-    ($($name:ident)*) => { $(
-        #[test]
-        fn $name() {
-            run(stringify!($name));
-        }
-    )* };
-}
-
-families!(llama mistral qwen2_moe gemma2 gemma3 smollm3 qwen3_next qwen3_moe phi3 olmo2 olmo3 glm4 glm4_moe
-    ministral3 minimax_m2 gpt_oss lfm2 seed_oss deepseek_v3 deepseek_v32
-    mamba2 nemotron_h falcon_h1 granite granitemoehybrid kimi_linear
-    gemma4 deepseek_v4 glm5_next);
+families::each_family!(run);

@@ -26,7 +26,7 @@ fn engine(family: &str, room: Room) -> Engine {
     Engine::new(Executor::new(Box::new(device), &config, source, setup, &|_, _| {}).unwrap())
 }
 
-const ROOM: Room = Room { rows: 4, context: 160, tokens: 640, chunk: 24, snapshots: 0 };
+const ROOM: Room = Room { rows: 4, context: 160, tokens: 640, chunk: 24, snapshots: 0, drafts: 0 };
 
 fn request(prompt: &[u32], max_tokens: usize) -> Request {
     Request::new(prompt.to_vec(), max_tokens)
@@ -232,7 +232,7 @@ fn a_bias_alone_keeps_nothing_of_the_text() {
 #[test]
 fn rows_that_outgrow_the_memory_take_turns() {
     for family in ["llama", "qwen3_next"] {
-        let room = Room { rows: 2, context: 64, tokens: 64, chunk: 16, snapshots: 0 };
+        let room = Room { rows: 2, context: 64, tokens: 64, chunk: 16, snapshots: 0, drafts: 0 };
         let mut engine = engine(family, room);
         let base = engine.executor().usage().live;
         let requests = [request(&prompt(20), 40), request(&prompt(21), 40)];

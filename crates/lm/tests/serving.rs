@@ -97,7 +97,7 @@ fn answer(engine: &mut Engine, request: Request) -> Answer {
 const CONTEXT: usize = 700;
 
 /// Little more memory than one text needs, so that rows wait, lose their places and push snapshots out.
-const TIGHT: Room = Room { rows: 5, context: CONTEXT, tokens: CONTEXT, chunk: 48, snapshots: 9 };
+const TIGHT: Room = Room { rows: 5, context: CONTEXT, tokens: CONTEXT, chunk: 48, snapshots: 9, drafts: 0 };
 
 fn request(random: &mut Random, headers: &[Vec<u32>], texts: &[Vec<u32>]) -> Request {
     let mut prompt = Vec::new();
@@ -230,7 +230,7 @@ fn entries_serve_each_as_if_alone() {
 }
 
 const ROOMY: Room =
-    Room { rows: 2, context: CONTEXT, tokens: 4 * CONTEXT, chunk: 64, snapshots: 24 };
+    Room { rows: 2, context: CONTEXT, tokens: 4 * CONTEXT, chunk: 64, snapshots: 24, drafts: 0 };
 
 fn asked(prompt: &[u32], max_tokens: usize) -> Request {
     let params = SamplingParams { logprobs: Some(2), ..SamplingParams::default() };

@@ -17,7 +17,7 @@ fn executor(rope: &Value) -> Executor {
     config["rope_parameters"] = rope.clone();
     config["max_position_embeddings"] = CONTEXT.into();
     let config = Config::loose(&config).unwrap();
-    let room = Room { rows: 2, context: 128, tokens: 256, chunk: 64, snapshots: 0 };
+    let room = Room { rows: 2, context: 128, tokens: 256, chunk: 64, snapshots: 0, drafts: 0 };
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     Executor::new(Box::new(device), &config, Source::Seed(5), setup, &|_, _| {}).unwrap()
@@ -32,11 +32,11 @@ fn logits(exec: &mut Executor, most: usize, chunk: usize, beside: Option<usize>)
     let mut other = beside.map(|most| exec.admit(most).unwrap());
     let mut bits = Vec::new();
     for ids in ids.chunks(chunk) {
-        let span = Span { seq: &mut seq, ids, wanted: Wanted::All };
+        let span = Span { seq: &mut seq, ids, wanted: Wanted::All, drafts: 0 };
         let all = match &mut other {
             None => exec.run(&mut [span]).unwrap(),
             Some(other) => {
-                let neighbour = Span { seq: other, ids: &[3, 4], wanted: Wanted::Last };
+                let neighbour = Span { seq: other, ids: &[3, 4], wanted: Wanted::Last, drafts: 0 };
                 &mut exec.run(&mut [neighbour, span]).unwrap()[vocab..]
             }
         };

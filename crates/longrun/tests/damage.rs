@@ -20,7 +20,7 @@ fn load(path: &Path, what: &str) -> Result<()> {
     let work = || {
         let source = ModelSource::open(ModelName::Path(path))?;
         let context = source.config.context.min(64);
-        let room = Room { rows: 2, context, tokens: 2 * context, chunk: 8, snapshots: 0 };
+        let room = Room { rows: 2, context, tokens: 2 * context, chunk: 8, snapshots: 0, drafts: 0 };
         let setup = Setup { room, per_token: false, limits: Limits::default() };
         let weights = source.weights(0);
         let device = Box::new(NullDevice::new());

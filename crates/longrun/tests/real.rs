@@ -22,7 +22,7 @@ const NEAR_TIE: f64 = 0.15;
 const NEAR_TIE_ANYWHERE: f64 = 0.5;
 
 fn executor(source: &ModelSource, exact: bool) -> Executor {
-    let room = Room { rows: 1, context: 512, tokens: 512, chunk: 128, snapshots: 0 };
+    let room = Room { rows: 1, context: 512, tokens: 512, chunk: 128, snapshots: 0, drafts: 0 };
     let setup = Setup { room, per_token: true, limits: Limits::default() };
     let device = CpuDevice::new(CpuOptions { exact, ..CpuOptions::default() });
     let weights = source.weights(0);
@@ -36,7 +36,7 @@ fn forced(exec: &mut Executor, case: &Value) -> usize {
     let (prompt, want) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
     let (all, vocab) = ([&prompt[..], &want].concat(), exec.vocab());
     let mut seq = exec.admit(1).unwrap();
-    let span = Span { seq: &mut seq, ids: &all, wanted: Wanted::All };
+    let span = Span { seq: &mut seq, ids: &all, wanted: Wanted::All, drafts: 0 };
     let logits = exec.run(&mut [span]).unwrap();
     let mut sure = 0;
     let rows = logits.chunks(vocab).skip(prompt.len() - 1);

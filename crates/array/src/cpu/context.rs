@@ -12,7 +12,7 @@ use crate::dims::Axis;
 use crate::inputs::Ragged;
 use crate::op::Id;
 use crate::plan::{Place, Plan};
-use crate::state::StateRef;
+use crate::state::{StateKind, StateRef};
 use crate::weight::{WeightKind, WeightRef};
 
 /// One launch.
@@ -33,12 +33,15 @@ pub(crate) struct Context<'a> {
 // SAFETY: the pointers lead to the arena and to states, which kernels hand out to threads in disjoint pieces.
 unsafe impl Sync for Context<'_> {}
 
-/// A state's memory: `units` pieces of `unit` numbers.
+/// A state's memory: `units` pieces of `unit` numbers. In a slot, a record of `record` numbers comes first, then its log of
+/// `inputs` numbers a token.
 #[derive(Clone, Copy)]
 pub(crate) struct StateMem {
     ptr: *mut f32,
     unit: usize,
     units: usize,
+    record: usize,
+    inputs: usize,
 }
 
 // SAFETY: kernels hand out pieces of a state to threads so that no piece is written by two.
@@ -74,6 +77,38 @@ impl StateMem {
         );
         // SAFETY: inside of the state's buffer; the caller excludes others.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(unit * self.unit + at), len) }
+    }
+}
+
+impl StateMem {
+    /// Numbers of a record.
+    pub(crate) fn record(&self) -> usize {
+        self.record
+    }
+
+    /// `len` numbers at `at` of what token `i` in the log of slot `slot` has brought.
+    ///
+    /// # Safety
+    /// Nobody writes them meanwhile.
+    pub(crate) unsafe fn logged(&self, slot: usize, i: usize, at: usize, len: usize) -> &[f32] {
+        // SAFETY: promised by the caller.
+        unsafe { self.read(slot, self.record + i * self.inputs + at, len) }
+    }
+
+    /// The same, to be written.
+    ///
+    /// # Safety
+    /// Nobody else touches them meanwhile.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn logged_mut(
+        &self,
+        slot: usize,
+        i: usize,
+        at: usize,
+        len: usize,
+    ) -> &mut [f32] {
+        // SAFETY: promised by the caller.
+        unsafe { self.write(slot, self.record + i * self.inputs + at, len) }
     }
 }
 
@@ -137,6 +172,17 @@ impl<'a> Context<'a> {
     pub(crate) fn state(&self, s: StateRef) -> StateMem {
         let unit = s.kind.unit();
         assert!(self.buffer(s.buffer).len() >= s.units * unit * 4);
-        StateMem { ptr: self.addresses[s.buffer.0 as usize].cast(), unit, units: s.units }
+        let (record, inputs) = match s.kind {
+            StateKind::Slots { len, log } => (len, log.inputs),
+            StateKind::Keys { .. } | StateKind::Values { .. } => (unit, 0),
+        };
+        let ptr = self.addresses[s.buffer.0 as usize].cast();
+        StateMem { ptr, unit, units: s.units, record, inputs }
+    }
+
+    /// The scratch of a node in pieces of `unit` numbers, one for each thread; none where it has no scratch.
+    pub(crate) fn own(&self, node: usize, unit: usize) -> StateMem {
+        let (ptr, len) = self.scratch(node);
+        StateMem { ptr: ptr.cast(), unit, units: len / 4 / unit.max(1), record: unit, inputs: 0 }
     }
 }

@@ -210,12 +210,20 @@ fn run_stateful(c: &Context<'_>, node: usize, plain: bool) {
             decay(c, DecayArgs { x: c.get(x), neg_a, bias, f }, c.state(state), out);
         }
         Op::DeltaRule { state, .. } => {
-            let rule = if plain { reference::delta_rule } else { recurrent::delta_rule };
-            rule(c, c.delta(op), c.state(state), out);
+            let (args, mem) = (c.delta(op), c.state(state));
+            if plain {
+                reference::delta_rule(c, args, mem, out);
+            } else {
+                recurrent::delta_rule(c, args, (mem, node), out);
+            }
         }
         Op::Ssm { state, .. } => {
-            let scan = if plain { ssm::reference } else { ssm::ssm };
-            scan(c, c.scan(op), c.state(state), out);
+            let (args, mem) = (c.scan(op), c.state(state));
+            if plain {
+                ssm::reference(c, args, mem, out);
+            } else {
+                ssm::ssm(c, args, (mem, node), out);
+            }
         }
         _ => unreachable!("only what has a state comes here"),
     }

@@ -14,6 +14,7 @@ mod linear;
 mod memory;
 mod ops;
 mod pool;
+mod record;
 mod recurrent;
 mod reference;
 mod route;
@@ -157,7 +158,8 @@ impl Device for CpuDevice {
 
     fn scratch_bytes(&self, plan: &Plan, node: usize, rows: usize) -> usize {
         let products = linear::scratch_bytes(plan, node, rows, self.options.exact);
-        products.max(select::scratch_bytes(plan, node, rows))
+        let columns = recurrent::scratch_bytes(plan, node, self.pool.threads());
+        products.max(select::scratch_bytes(plan, node, rows)).max(columns)
     }
 
     fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {

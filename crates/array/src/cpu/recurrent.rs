@@ -1,23 +1,30 @@
 //! Kernels that carry a record from token to token: causal convolution, decays and the gated delta rule.
 //!
 //! Tokens of a row are taken strictly one after the other, so the result does not depend on how a prompt is cut.
-//! Threads share channels or columns of a state, never time.
+//! Threads share channels or columns of a state, never time. Unconfirmed tokens run on memory of the thread's own.
 
 use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, per_isa, sigmoid};
 use super::ops::map;
-use super::view::{Mat, MatMut, share};
-use crate::op::{DecayCurve, DeltaHeads, MOST_TAPS, Map, SUM_BLOCK};
+use super::record::{Row, log};
+use super::view::{Mat, MatMut, share, share_by};
+use crate::op::{DecayCurve, DeltaHeads, MOST_TAPS, Map, Op, SUM_BLOCK, SsmHeads};
+use crate::plan::Plan;
+use crate::state::{StateKind, StateRef};
 
-/// A row's slot: where it lies, and whether it counts as zeros.
-pub(super) fn slot(c: &Context<'_>, row: usize) -> (usize, bool) {
-    (c.b.row_slot[row] as usize, c.b.row_past[row] == 0)
-}
-
-/// The tokens of a row.
-pub(super) fn tokens(c: &Context<'_>, row: usize) -> std::ops::Range<usize> {
-    let first = c.b.row_first[row] as usize;
-    first..first + c.b.row_count[row] as usize
+/// Scratch of a [`Op::DeltaRule`] or [`Op::Ssm`] whose tokens may be unconfirmed: for each thread columns of a head.
+pub(super) fn scratch_bytes(plan: &Plan, node: usize, threads: usize) -> usize {
+    let (rows, state) = match plan.nodes[node].op {
+        Op::DeltaRule { heads: DeltaHeads { dk, .. }, state, .. } => (dk, state),
+        Op::Ssm { heads: SsmHeads { state: rows, .. }, state, .. } => (rows, state),
+        _ => return 0,
+    };
+    match state {
+        StateRef { kind: StateKind::Slots { log, .. }, .. } if log.depth > 0 => {
+            threads * rows * COLUMNS * size_of::<f32>()
+        }
+        _ => 0,
+    }
 }
 
 /// Channels that one piece of convolution work takes.
@@ -40,30 +47,33 @@ pub(super) fn conv(c: &Context<'_>, a: ConvArgs<'_>, mem: StateMem, out: &MatMut
     let chunks = cols.div_ceil(CHANNELS);
     let cost = CHANNELS * k * c.b.tokens / c.b.rows.max(1) / 8;
     share(c.pool, c.b.rows * chunks, cost, |items| {
-        for (row, chunk) in items.map(|i| (i / chunks, i % chunks)) {
+        for (row, chunk) in items.map(|i| (Row::new(c, i / chunks), i % chunks)) {
             let at = chunk * CHANNELS;
             let n = CHANNELS.min(cols - at);
-            let (slot, fresh) = slot(c, row);
+            let bias = bias.map(|b| &b[at..at + n]);
             // The last K inputs, oldest first; the newest is replaced by each token.
             let mut last = [[0.0f32; CHANNELS]; MOST_TAPS];
-            for (j, last) in last[..k - 1].iter_mut().enumerate().filter(|_| !fresh) {
+            for (j, last) in last[..k - 1].iter_mut().enumerate().filter(|_| !row.fresh) {
                 // SAFETY: a chunk of channels of a slot belongs to one thread.
-                last[..n].copy_from_slice(unsafe { mem.read(slot, j * cols + at, n) });
+                last[..n].copy_from_slice(unsafe { mem.read(row.slot, j * cols + at, n) });
             }
-            for t in tokens(c, row) {
-                last[k - 1][..n].copy_from_slice(&x.row(t)[at..at + n]);
+            let mut spare = [0.0; CHANNELS];
+            let mut token = |last: &mut [[f32; CHANNELS]; MOST_TAPS], i: usize| {
+                last[k - 1][..n].copy_from_slice(&row.input(&mem, i, x, 0)[at..at + n]);
                 // SAFETY: a token belongs to one row, and the chunk to one thread.
-                let out = unsafe { out.piece(t, at, n) };
-                let bias = bias.map(|b| &b[at..at + n]);
+                let out = unsafe { row.result(out, i, at, &mut spare[..n]) };
                 conv_chunk(c.isa, out, &last[..k], &taps[at..], bias, cols, f);
                 last[..k].rotate_left(1);
-            }
-            for (j, last) in last[..k - 1].iter().enumerate() {
+            };
+            (0..row.confirmed).for_each(|i| token(&mut last, i));
+            for (j, last) in last[..k - 1].iter().enumerate().filter(|_| row.confirmed > 0) {
                 // SAFETY: as for reading.
-                unsafe { mem.write(slot, j * cols + at, n) }.copy_from_slice(&last[..n]);
+                unsafe { mem.write(row.slot, j * cols + at, n) }.copy_from_slice(&last[..n]);
             }
+            (row.confirmed..row.all).for_each(|i| token(&mut last, i));
         }
     });
+    log(c, mem, [x]);
 }
 
 per_isa! {
@@ -106,36 +116,60 @@ pub(super) fn decay(c: &Context<'_>, a: DecayArgs<'_>, mem: StateMem, out: &MatM
     let cols = a.x.cols;
     let chunks = cols.div_ceil(LANES);
     share(c.pool, c.b.rows * chunks, c.b.tokens * LANES * 20 / c.b.rows.max(1), |items| {
-        for (row, at) in items.map(|i| (i / chunks, i % chunks * LANES)) {
+        for (row, at) in items.map(|i| (Row::new(c, i / chunks), i % chunks * LANES)) {
             let n = LANES.min(cols - at);
-            let (slot, fresh) = slot(c, row);
             // SAFETY: a chunk of channels of a slot belongs to one thread.
-            let state = unsafe { mem.write(slot, 2 * at, 2 * n) };
+            let state = unsafe { mem.write(row.slot, 2 * at, 2 * n) };
             let mut sums = [0.0f64; LANES];
-            for (sum, s) in sums.iter_mut().zip(state.chunks_exact(2)).filter(|_| !fresh) {
-                *sum = f64::from(s[0]) + f64::from(s[1]);
+            for (sum, s) in sums.iter_mut().zip(state.as_chunks().0).filter(|_| !row.fresh) {
+                *sum = joined(*s);
             }
-            for t in tokens(c, row) {
-                if (c.b.positions[t] as usize).is_multiple_of(SUM_BLOCK) {
+            let mut spare = [0.0; LANES];
+            let mut token = |sums: &mut [f64; LANES], i: usize| {
+                if (row.start + i).is_multiple_of(SUM_BLOCK) {
                     sums.fill(0.0);
                 }
+                let x = &row.input(&mem, i, a.x, 0)[at..at + n];
                 // SAFETY: a token belongs to one row, and the chunk to one thread.
-                decay_chunk(c.isa, a, t, at, &mut sums, unsafe { out.piece(t, at, n) });
+                let out = unsafe { row.result(out, i, at, &mut spare[..n]) };
+                decay_chunk(c.isa, a, x, at, sums, out);
+            };
+            (0..row.confirmed).for_each(|i| token(&mut sums, i));
+            for (sum, s) in sums.iter().zip(state.as_chunks_mut().0).filter(|_| row.confirmed > 0) {
+                *s = parts(*sum);
             }
-            for (sum, s) in sums.iter().zip(state.chunks_exact_mut(2)) {
-                s[0] = *sum as f32;
-                s[1] = (sum - f64::from(s[0])) as f32;
-            }
+            (row.confirmed..row.all).for_each(|i| token(&mut sums, i));
         }
     });
+    log(c, mem, [a.x]);
+}
+
+/// A running sum as a state keeps it: f32 and remainder.
+#[inline(always)]
+pub(super) fn parts(sum: f64) -> [f32; 2] {
+    let high = sum as f32;
+    [high, (sum - f64::from(high)) as f32]
+}
+
+/// The running sum that a state keeps. Sums are brought into this form after each token: where a state is written must
+/// not show.
+#[inline(always)]
+pub(super) fn joined([high, low]: [f32; 2]) -> f64 {
+    f64::from(high) + f64::from(low)
 }
 
 per_isa! {
     /// One token of up to `LANES` channels.
-    fn decay_chunk(a: DecayArgs<'_>, t: usize, at: usize, sums: &mut [f64; LANES], out: &mut [f32]) {
+    fn decay_chunk(
+        a: DecayArgs<'_>,
+        from: &[f32],
+        at: usize,
+        sums: &mut [f64; LANES],
+        out: &mut [f32],
+    ) {
         let n = out.len();
         let (mut x, mut neg_a) = ([0.0f32; LANES], [0.0f32; LANES]);
-        for ((x, from), bias) in x.iter_mut().zip(&a.x.row(t)[at..][..n]).zip(&a.bias[at..]) {
+        for ((x, from), bias) in x.iter_mut().zip(from).zip(&a.bias[at..]) {
             *x = from + bias;
         }
         neg_a[..n].copy_from_slice(&a.neg_a[at..][..n]);
@@ -149,7 +183,7 @@ per_isa! {
         }
         for (sum, g) in sums.iter_mut().zip(&mut g) {
             let before = *sum as f32;
-            *sum += f64::from(*g);
+            *sum = joined(parts(*sum + f64::from(*g)));
             *g = exp(*sum as f32 - before);
         }
         out.copy_from_slice(&g[..n]);
@@ -161,8 +195,8 @@ pub(super) fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// Columns of a state that one piece of delta work takes.
-const COLUMNS: usize = 2 * LANES;
+/// Columns of a state that one piece of work takes.
+pub(super) const COLUMNS: usize = 2 * LANES;
 
 /// The tensors of a delta rule.
 #[derive(Clone, Copy)]
@@ -175,25 +209,57 @@ pub(super) struct DeltaArgs<'a> {
     pub(super) heads: DeltaHeads,
 }
 
+impl DeltaArgs<'_> {
+    /// What token `i` of a row brings. Queries of those in the log are gone: their results are not wanted.
+    pub(super) fn token<'m>(&'m self, row: &Row, mem: &'m StateMem, i: usize) -> Token<'m> {
+        let (keys, values) = (self.heads.keys(), self.heads.values());
+        let k = row.input(mem, i, self.k, 0);
+        let beta = keys + values + self.decay.cols;
+        Token {
+            q: row.token(i).map_or(k, |t| self.q.row(t)),
+            k,
+            v: row.input(mem, i, self.v, keys),
+            decay: row.input(mem, i, self.decay, keys + values),
+            beta: row.input(mem, i, self.beta, beta),
+        }
+    }
+}
+
+/// What one token brings to all heads.
+#[derive(Clone, Copy)]
+pub(super) struct Token<'a> {
+    pub(super) q: &'a [f32],
+    pub(super) k: &'a [f32],
+    pub(super) v: &'a [f32],
+    pub(super) decay: &'a [f32],
+    pub(super) beta: &'a [f32],
+}
+
 /// The gated delta rule. Columns of the state `[dk, dv]` of a head are independent: they are the pieces of work.
-pub(super) fn delta_rule(c: &Context<'_>, a: DeltaArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
+pub(super) fn delta_rule(
+    c: &Context<'_>,
+    a: DeltaArgs<'_>,
+    (mem, node): (StateMem, usize),
+    out: &MatMut<'_>,
+) {
     let DeltaHeads { hv, dk, dv, .. } = a.heads;
     let chunks = dv.div_ceil(COLUMNS);
     let cost = dk * 8 * c.b.tokens / c.b.rows.max(1);
-    share(c.pool, c.b.rows * hv * chunks, cost, |items| {
+    let own = c.own(node, dk * COLUMNS);
+    share_by(c.pool, c.b.rows * hv * chunks, cost, |thread, items| {
         for item in items {
-            let (row, h, at) = (item / chunks / hv, item / chunks % hv, item % chunks * COLUMNS);
-            let n = COLUMNS.min(dv - at);
-            let (slot, fresh) = slot(c, row);
-            let columns = Columns { mem, slot, start: h * dk * dv + at, dv, n };
-            if fresh {
-                (0..dk).for_each(|i| columns.row(i).fill(0.0));
-            }
-            for t in tokens(c, row) {
-                delta_token(c.isa, a, t, h, at, columns, out);
-            }
+            let (h, at) = (item / chunks % hv, item % chunks * COLUMNS);
+            let (row, n) = (Row::new(c, item / chunks / hv), COLUMNS.min(dv - at));
+            let mut spare = [0.0; COLUMNS];
+            let kept = Columns { mem, slot: row.slot, start: h * dk * dv + at, dv, n };
+            kept.run(dk, &row, (own, thread), |columns, i| {
+                // SAFETY: a token belongs to one row, and the columns to one piece of work.
+                let out = unsafe { row.result(out, i, h * dv + at, &mut spare[..n]) };
+                delta_token(c.isa, a.heads, a.token(&row, &mem, i), h, at, columns, out);
+            });
         }
     });
+    log(c, mem, [a.k, a.v, a.decay, a.beta]);
 }
 
 /// `n` columns of one head's state, whose rows are `dv` long. They belong to one piece of work.
@@ -214,22 +280,54 @@ impl Columns {
         // SAFETY: the columns belong to one piece of work; its rows are borrowed one at a time.
         unsafe { self.mem.write(self.slot, self.start + i * self.dv, self.n) }
     }
+
+    /// Takes a row's tokens through these columns of its record, which have `rows` rows: the confirmed ones in place,
+    /// the others on a copy in the thread's piece of `own`.
+    pub(super) fn run(
+        self,
+        rows: usize,
+        row: &Row,
+        (own, thread): (StateMem, usize),
+        mut token: impl FnMut(Self, usize),
+    ) {
+        if row.fresh && row.confirmed > 0 {
+            (0..rows).for_each(|i| self.row(i).fill(0.0));
+        }
+        (0..row.confirmed).for_each(|i| token(self, i));
+        if row.confirmed == row.all {
+            return;
+        }
+        let copy = Self { mem: own, slot: thread, start: 0, dv: self.n, n: self.n };
+        for i in 0..rows {
+            if row.fresh && row.confirmed == 0 {
+                copy.row(i).fill(0.0);
+            } else {
+                copy.row(i).copy_from_slice(self.row(i));
+            }
+        }
+        (row.confirmed..row.all).for_each(|i| token(copy, i));
+    }
 }
 
 per_isa! {
-    fn delta_token(a: DeltaArgs<'_>, t: usize, h: usize, at: usize, m: Columns, out: &MatMut<'_>) {
-        let DeltaHeads { hk, hv, dk, dv } = a.heads;
+    fn delta_token(
+        heads: DeltaHeads,
+        token: Token<'_>,
+        h: usize,
+        at: usize,
+        m: Columns,
+        out: &mut [f32],
+    ) {
+        let DeltaHeads { hk, hv, dk, dv } = heads;
         let key_head = h / (hv / hk);
-        let (decay, beta) = (a.decay.row(t), a.beta.row(t)[h]);
+        let (decay, beta) = (token.decay, token.beta[h]);
         let (q, k) =
-            (&a.q.row(t)[key_head * dk..][..dk], &a.k.row(t)[key_head * dk..][..dk]);
-        let v = &a.v.row(t)[h * dv + at..][..m.n];
-        // SAFETY: a token belongs to one row, and the columns to one piece of work.
-        let out = unsafe { out.piece(t, h * dv + at, m.n) };
+            (&token.q[key_head * dk..][..dk], &token.k[key_head * dk..][..dk]);
+        let v = &token.v[h * dv + at..][..m.n];
         if decay.len() == hv {
-            delta_columns(Token { q, k, decay: decay[h], beta }, v, m, out);
+            delta_columns(HeadToken { q, k, decay: decay[h], beta }, v, m, out);
         } else {
-            delta_columns(Token { q, k, decay: &decay[h * dk..][..dk], beta }, v, m, out);
+            delta_columns(HeadToken { q, k, decay: &decay[h * dk..][..dk], beta }, v, m, out);
         }
     }
 }
@@ -255,7 +353,7 @@ impl RowDecay for &[f32] {
 
 /// What one token brings to one head.
 #[derive(Clone, Copy)]
-struct Token<'a, D> {
+struct HeadToken<'a, D> {
     q: &'a [f32],
     k: &'a [f32],
     decay: D,
@@ -263,7 +361,7 @@ struct Token<'a, D> {
 }
 
 #[inline(always)]
-fn delta_columns<D: RowDecay>(token: Token<'_, D>, v: &[f32], m: Columns, out: &mut [f32]) {
+fn delta_columns<D: RowDecay>(token: HeadToken<'_, D>, v: &[f32], m: Columns, out: &mut [f32]) {
     match m.n {
         COLUMNS => delta_lanes::<COLUMNS, D>(token, v, m, out),
         LANES => delta_lanes::<LANES, D>(token, v, m, out),
@@ -280,12 +378,12 @@ fn delta_columns<D: RowDecay>(token: Token<'_, D>, v: &[f32], m: Columns, out: &
 /// One token through `N` columns of a head's state.
 #[inline(always)]
 fn delta_lanes<const N: usize, D: RowDecay>(
-    token: Token<'_, D>,
+    token: HeadToken<'_, D>,
     v: &[f32],
     m: Columns,
     out: &mut [f32],
 ) {
-    let Token { q, k, decay, beta } = token;
+    let HeadToken { q, k, decay, beta } = token;
     let mut d = [0.0f32; N];
     for (i, k) in k.iter().enumerate() {
         let row: &mut [f32; N] = m.row(i).first_chunk_mut().expect("N columns");
@@ -307,4 +405,22 @@ fn delta_lanes<const N: usize, D: RowDecay>(
         }
     }
     out.copy_from_slice(&y);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{joined, parts};
+
+    /// A sum that went through a state and one that did not have the same bits.
+    #[test]
+    fn sums_stay_what_they_are_in_a_state() {
+        let mut sum = 0.0f64;
+        for i in 1..100_000 {
+            sum -= 1.0 / f64::from(i) / 3.0;
+            let kept = joined(parts(sum));
+            assert!((kept - sum).abs() <= sum.abs() * 1e-14);
+            assert_eq!(joined(parts(kept)).to_bits(), kept.to_bits());
+            sum = kept;
+        }
+    }
 }

@@ -5,7 +5,8 @@
 use super::context::Context;
 use super::context::StateMem;
 use super::ops::{Norm, Turns};
-use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs};
+use super::record::{Row, log};
+use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs, joined, parts};
 use super::view::{Mat, MatMut};
 use crate::op::{DecayCurve, DeltaHeads, Glu, Map, RopeHeads, SUM_BLOCK};
 
@@ -121,82 +122,78 @@ pub(super) fn rope(x: Mat<'_>, table: Mat<'_>, heads: RopeHeads, out: &MatMut<'_
     });
 }
 
+/// The rows of a step.
+fn rows(c: &Context<'_>) -> impl Iterator<Item = Row> {
+    (0..c.b.rows).map(|row| Row::new(c, row))
+}
+
+/// One number of the result of token `i` of a row.
+fn put(row: &Row, i: usize, out: &MatMut<'_>, at: usize, number: f32) {
+    // SAFETY: one thread, one number at a time.
+    unsafe { row.result(out, i, at, &mut [0.0])[0] = number };
+}
+
 pub(super) fn decay(c: &Context<'_>, a: DecayArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
     let DecayArgs { x, neg_a, bias, f } = a;
-    for (r, h) in (0..c.b.rows).flat_map(|r| (0..x.cols).map(move |h| (r, h))) {
-        // SAFETY: one thread; slots of different rows differ.
-        let state = unsafe { mem.write(c.b.row_slot[r] as usize, 2 * h, 2) };
-        let mut sum = f64::from(state[0]) + f64::from(state[1]);
-        let first = c.b.row_first[r] as usize;
-        for t in first..first + c.b.row_count[r] as usize {
-            if (c.b.positions[t] as usize).is_multiple_of(SUM_BLOCK) {
-                sum = 0.0;
+    for row in rows(c) {
+        row.walk(mem, |sums, i| {
+            let x = row.input(&mem, i, x, 0);
+            for (h, sum) in sums.as_chunks_mut().0.iter_mut().enumerate() {
+                if (row.start + i).is_multiple_of(SUM_BLOCK) {
+                    *sum = [0.0; 2];
+                }
+                let (x, before) = (x[h] + bias[h], joined(*sum) as f32);
+                *sum = parts(
+                    joined(*sum)
+                        + f64::from(match f {
+                            DecayCurve::Softplus => neg_a[h] * x.exp().ln_1p(),
+                            DecayCurve::Bounded { low } => low * map(Map::Sigmoid, -neg_a[h] * x),
+                        }),
+                );
+                put(&row, i, out, h, (joined(*sum) as f32 - before).exp());
             }
-            let before = sum as f32;
-            let x = x.row(t)[h] + bias[h];
-            sum += f64::from(match f {
-                DecayCurve::Softplus => neg_a[h] * x.exp().ln_1p(),
-                DecayCurve::Bounded { low } => low * map(Map::Sigmoid, -neg_a[h] * x),
-            });
-            // SAFETY: one thread, one number at a time.
-            unsafe { out.piece(t, h, 1)[0] = (sum as f32 - before).exp() };
-        }
-        state[0] = sum as f32;
-        state[1] = (sum - f64::from(state[0])) as f32;
+        });
     }
+    log(c, mem, [x]);
 }
 
 pub(super) fn conv(c: &Context<'_>, a: ConvArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
     let ConvArgs { x, taps, bias, f } = a;
     let cols = x.cols;
-    let k = taps.len() / cols;
-    for r in 0..c.b.rows {
-        let (slot, past) = (c.b.row_slot[r] as usize, c.b.row_past[r]);
-        // SAFETY: one thread; slots of different rows differ.
-        let state = unsafe { mem.write(slot, 0, (k - 1) * cols) };
-        if past == 0 {
-            state.fill(0.0);
-        }
-        let mut inputs = state.to_vec();
-        let first = c.b.row_first[r] as usize;
-        let count = c.b.row_count[r] as usize;
-        (first..first + count).for_each(|t| inputs.extend_from_slice(x.row(t)));
-        for (i, j) in (0..count).flat_map(|i| (0..cols).map(move |j| (i, j))) {
-            let taken = (0..k).map(|tap| inputs[(i + tap) * cols + j] * taps[tap * cols + j]);
-            let y = taken.sum::<f32>() + bias.map_or(0.0, |b| b[j]);
-            // SAFETY: one thread, one number at a time.
-            unsafe { out.piece(first + i, j, 1)[0] = map(f, y) };
-        }
-        state.copy_from_slice(&inputs[count * cols..]);
+    for row in rows(c) {
+        row.walk(mem, |last, i| {
+            let inputs = [last, row.input(&mem, i, x, 0)].concat(); // [K, cols]
+            for j in 0..cols {
+                let column = inputs.iter().zip(taps).skip(j).step_by(cols);
+                let y = column.map(|(x, tap)| x * tap).sum::<f32>() + bias.map_or(0.0, |b| b[j]);
+                put(&row, i, out, j, map(f, y));
+            }
+            last.copy_from_slice(&inputs[cols..]);
+        });
     }
+    log(c, mem, [x]);
 }
 
 pub(super) fn delta_rule(c: &Context<'_>, a: DeltaArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
     let DeltaHeads { hk, hv, dk, dv } = a.heads;
-    for (r, h) in (0..c.b.rows).flat_map(|r| (0..hv).map(move |h| (r, h))) {
-        let (slot, past) = (c.b.row_slot[r] as usize, c.b.row_past[r]);
-        // SAFETY: one thread; slots of different rows differ.
-        let m = unsafe { mem.write(slot, h * dk * dv, dk * dv) };
-        if past == 0 {
-            m.fill(0.0);
-        }
-        let first = c.b.row_first[r] as usize;
-        for t in first..first + c.b.row_count[r] as usize {
-            let q = &a.q.row(t)[h / (hv / hk) * dk..][..dk];
-            let k = &a.k.row(t)[h / (hv / hk) * dk..][..dk];
-            let decay = a.decay.row(t);
-            let per_head = decay.len() == hv;
-            for (i, m) in m.iter_mut().enumerate() {
-                *m *= if per_head { decay[h] } else { decay[h * dk + i / dv] };
+    for row in rows(c) {
+        row.walk(mem, |m, i| {
+            let token = a.token(&row, &mem, i);
+            for (h, m) in m.chunks_exact_mut(dk * dv).enumerate() {
+                let [q, k] = [token.q, token.k].map(|x| &x[h / (hv / hk) * dk..][..dk]);
+                let per_head = token.decay.len() == hv;
+                for (i, m) in m.iter_mut().enumerate() {
+                    *m *= token.decay[if per_head { h } else { h * dk + i / dv }];
+                }
+                for j in 0..dv {
+                    let r: f32 = (0..dk).map(|i| m[i * dv + j] * k[i]).sum();
+                    let d = token.beta[h] * (token.v[h * dv + j] - r);
+                    (0..dk).for_each(|i| m[i * dv + j] += k[i] * d);
+                    let y = (0..dk).map(|i| m[i * dv + j] * q[i]).sum();
+                    put(&row, i, out, h * dv + j, y);
+                }
             }
-            for j in 0..dv {
-                let r: f32 = (0..dk).map(|i| m[i * dv + j] * k[i]).sum();
-                let d = a.beta.row(t)[h] * (a.v.row(t)[h * dv + j] - r);
-                (0..dk).for_each(|i| m[i * dv + j] += k[i] * d);
-                // SAFETY: one thread, one number at a time.
-                let out = unsafe { out.piece(t, h * dv + j, 1) };
-                out[0] = (0..dk).map(|i| m[i * dv + j] * q[i]).sum();
-            }
-        }
+        });
     }
+    log(c, mem, [a.k, a.v, a.decay, a.beta]);
 }

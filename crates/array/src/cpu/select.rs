@@ -1,13 +1,13 @@
 //! What compressed attention needs: pooling groups of tokens into entries, and choosing the best entries.
 //!
 //! Scores are sums in one order, written out, in both kinds of kernels: a choice is made of bits, and a sum that is
-//! off by one would be another choice. Pooling takes a row's tokens one after the other and keeps the open group in the
-//! row's slot, so it does not matter where a prompt is cut.
+//! off by one would be another choice. Pooling finds a group's tokens wherever they are: in the row's record, in its log
+//! or in the step, so it does not matter where a prompt is cut.
 
 use super::attention::scores;
 use super::context::{Context, StateMem};
 use super::lanes::{exp, per_isa};
-use super::recurrent::{slot, tokens};
+use super::record::{Row, log};
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
 use crate::op::Op;
@@ -200,88 +200,118 @@ pub(super) struct Pooled<'a> {
 /// Columns that one piece of pooling takes.
 const COLUMNS: usize = 64;
 
-/// Some columns of a group's tokens: where their `x`, `gate` and bias begin, and how far their rows are apart.
+/// Some columns of a group's tokens, from `from` on.
 #[derive(Clone, Copy)]
 struct Part {
-    x: usize,
-    gate: usize,
-    stride: usize,
-    bias: usize,
+    group: usize,
+    from: usize,
 }
 
 impl Pooled<'_> {
-    /// What the column `at` of a result is made of: of the open group, and with overlap of the group before.
-    fn parts(&self, at: usize) -> (Part, Option<Part>) {
-        let (n, cols) = (self.every, self.x.cols);
-        let half = if self.overlap { cols / 2 } else { 0 };
-        let open = Part { x: half + at, gate: n * cols + half + at, stride: cols, bias: half + at };
-        let (x, gate) = (2 * n * cols + at, 2 * n * cols + n * half + at);
-        let before = Part { x, gate, stride: half, bias: at };
-        (open, self.overlap.then_some(before))
+    /// Columns that only the group after a token's own sees: the first half.
+    fn half(&self) -> usize {
+        if self.overlap { self.x.cols / 2 } else { 0 }
+    }
+
+    /// What the column `at` of the result of a group is made of: of the group before, and of its own.
+    fn parts(&self, group: usize, at: usize) -> [Option<Part>; 2] {
+        let before = if self.overlap { group.checked_sub(1) } else { None };
+        [before.map(|group| Part { group, from: at }), Some(Part { group, from: self.half() + at })]
+    }
+}
+
+/// Where pooling finds what tokens brought.
+#[derive(Clone, Copy)]
+struct Brought<'a> {
+    p: Pooled<'a>,
+    mem: StateMem,
+    row: Row,
+}
+
+impl Brought<'_> {
+    /// Where the `x` and the `gate` of a row of the open group, or of the group before, are in a record.
+    fn places(&self, open: bool, i: usize, from: usize) -> [usize; 2] {
+        let (n, cols) = (self.p.every, self.p.x.cols);
+        let (start, cols) = if open { (0, cols) } else { (2 * n * cols, self.p.half()) };
+        [i, n + i].map(|i| start + i * cols + from)
+    }
+
+    /// `len` columns from `from` on of the `x` and the `gate` of a token in the open group or after it; or in the group
+    /// before, of which a record has the first half.
+    fn columns(&self, position: usize, from: usize, len: usize) -> [&[f32]; 2] {
+        let Self { p, mem, row } = self;
+        if let Some(i) = position.checked_sub(row.start) {
+            let [x, gate] = [row.input(mem, i, p.x, 0), row.input(mem, i, p.gate, p.x.cols)];
+            return [&x[from..from + len], &gate[from..from + len]];
+        }
+        let open = position / p.every == row.start / p.every;
+        // SAFETY: these columns of the slot belong to this thread, which does not write them meanwhile.
+        self.places(open, position % p.every, from).map(|at| unsafe { mem.read(row.slot, at, len) })
+    }
+
+    /// Brings the record forward over the confirmed tokens: `len` columns from `at` on, and with overlap those of the
+    /// other half, `half` columns on. The open group's rows are those of the last tokens, a ring.
+    fn confirm(&self, at: usize, len: usize, half: usize) {
+        let Self { p, mem, row } = self;
+        let (n, end) = (p.every, row.start + row.confirmed);
+        // SAFETY: these columns of a slot belong to one thread, which holds no other borrow of them.
+        let write = |at| unsafe { mem.write(row.slot, at, len) };
+        // The group before first: its tokens may be in the ring.
+        let parts = [(false, at), (true, half + at), (true, at)];
+        for (open, from) in parts.into_iter().skip(if p.overlap { 0 } else { 2 }) {
+            if row.fresh {
+                (0..n).flat_map(|i| self.places(open, i, from)).for_each(|at| write(at).fill(0.0));
+            }
+            let tokens = match open {
+                true => row.start.max(end.saturating_sub(n))..end,
+                false if end / n > row.start / n => end / n * n - n..end / n * n,
+                false => 0..0,
+            };
+            for position in tokens {
+                let places = self.places(open, position % n, from).into_iter();
+                let brought = self.columns(position, from, len);
+                places.zip(brought).for_each(|(at, x)| write(at).copy_from_slice(x));
+            }
+        }
     }
 }
 
 /// Pools each row's tokens; a piece of work is some columns of a row. See [`Op::Pool`] for the slot.
 pub(super) fn pool(c: &Context<'_>, p: Pooled<'_>, mem: StateMem, out: &MatMut<'_>) {
-    let (n, cols) = (p.every, p.x.cols);
+    let n = p.every;
     let chunks = out.cols.div_ceil(COLUMNS);
     share(c.pool, c.b.rows * chunks, 8 * COLUMNS * c.b.tokens / c.b.rows.max(1), |items| {
-        for (row, chunk) in items.map(|i| (i / chunks, i % chunks)) {
-            let (at, slot) = (chunk * COLUMNS, slot(c, row).0);
+        for (row, chunk) in items.map(|i| (Row::new(c, i / chunks), i % chunks)) {
+            let at = chunk * COLUMNS;
             let len = COLUMNS.min(out.cols - at);
-            let (open, before) = p.parts(at);
-            for t in tokens(c, row) {
-                let (group, i) = (c.b.positions[t] as usize / n, c.b.positions[t] as usize % n);
-                // The halves of columns that belong to this piece.
-                for from in [Some(at), p.overlap.then_some(out.cols + at)].into_iter().flatten() {
-                    for (x, first) in [(p.x, 0), (p.gate, n * cols)] {
-                        // SAFETY: these columns of a slot belong to one thread.
-                        unsafe { mem.write(slot, first + i * cols + from, len) }
-                            .copy_from_slice(&x.row(t)[from..from + len]);
-                    }
-                }
+            let brought = Brought { p, mem, row };
+            for (i, t) in (0..row.all).filter_map(|i| Some((i, row.token(i)?))) {
                 // SAFETY: a token belongs to one row, and the columns to one thread.
                 let out = unsafe { out.piece(t, at, len) };
-                if i + 1 < n {
+                let (group, last) = ((row.start + i) / n, (row.start + i + 1).is_multiple_of(n));
+                if last {
+                    pool_columns(c.isa, out, p.parts(group, at), brought);
+                } else {
                     out.fill(0.0);
-                    continue;
                 }
-                let earlier = before.filter(|_| group > 0);
-                pool_columns(c.isa, out, [earlier, Some(open)], mem, slot, p.bias, n, cols);
-                if let Some(before) = before {
-                    for j in 0..n {
-                        for (from, to) in [(at, before.x), (n * cols + at, before.gate)] {
-                            // SAFETY: as above; the two ranges are apart.
-                            let from = unsafe { mem.read(slot, from + j * cols, len) };
-                            // SAFETY: as above.
-                            unsafe { mem.write(slot, to + j * before.stride, len) }
-                                .copy_from_slice(from);
-                        }
-                    }
-                }
+            }
+            if row.confirmed > 0 {
+                brought.confirm(at, len, out.cols);
             }
         }
     });
+    log(c, mem, [p.x, p.gate]);
 }
 
 per_isa! {
     /// One softmax over the tokens of all parts for each column, at most [`COLUMNS`] of them.
-    fn pool_columns(
-        out: &mut [f32],
-        parts: [Option<Part>; 2],
-        mem: StateMem,
-        slot: usize,
-        bias: &[f32],
-        n: usize,
-        cols: usize,
-    ) {
-        let len = out.len();
+    fn pool_columns(out: &mut [f32], parts: [Option<Part>; 2], brought: Brought<'_>) {
+        let (len, n, cols) = (out.len(), brought.p.every, brought.p.x.cols);
         let (mut max, mut sum) = ([f32::NEG_INFINITY; COLUMNS], [0.0f32; COLUMNS]);
         for part in parts.into_iter().flatten() {
             for j in 0..n {
-                // SAFETY: these columns of the slot belong to this thread, which does not write them here.
-                let gate = unsafe { mem.read(slot, part.gate + j * part.stride, len) };
-                let bias = &bias[part.bias + j * cols..][..len];
+                let [_, gate] = brought.columns(part.group * n + j, part.from, len);
+                let bias = &brought.p.bias[part.from + j * cols..][..len];
                 for ((max, gate), bias) in max.iter_mut().zip(gate).zip(bias) {
                     let gate = gate + bias;
                     *max = if gate > *max { gate } else { *max };
@@ -291,11 +321,8 @@ per_isa! {
         out.fill(0.0);
         for part in parts.into_iter().flatten() {
             for j in 0..n {
-                // SAFETY: as above.
-                let gate = unsafe { mem.read(slot, part.gate + j * part.stride, len) };
-                // SAFETY: as above.
-                let x = unsafe { mem.read(slot, part.x + j * part.stride, len) };
-                let bias = &bias[part.bias + j * cols..][..len];
+                let [x, gate] = brought.columns(part.group * n + j, part.from, len);
+                let bias = &brought.p.bias[part.from + j * cols..][..len];
                 for l in 0..len {
                     let e = exp(gate[l] + bias[l] - max[l]);
                     sum[l] += e;
@@ -309,38 +336,42 @@ per_isa! {
 
 /// The plain twin of [`pool`].
 pub(super) fn pool_reference(c: &Context<'_>, p: Pooled<'_>, mem: StateMem, out: &MatMut<'_>) {
-    let (n, cols) = (p.every, p.x.cols);
-    let half = if p.overlap { cols / 2 } else { 0 };
-    for row in 0..c.b.rows {
-        // SAFETY: one thread; slots of different rows differ.
-        let state = unsafe { mem.write(slot(c, row).0, 0, 2 * n * (cols + half)) };
-        for t in tokens(c, row) {
-            let (group, i) = (c.b.positions[t] as usize / n, c.b.positions[t] as usize % n);
-            state[i * cols..][..cols].copy_from_slice(p.x.row(t));
-            state[(n + i) * cols..][..cols].copy_from_slice(p.gate.row(t));
+    let (n, cols, half) = (p.every, p.x.cols, p.half());
+    // Where `x` of a part's first token is in a record, where its `gate`, and how far tokens are apart.
+    let place = |part: Part, group: usize| match part.group == group {
+        true => (part.from, n * cols + part.from, cols),
+        false => (2 * n * cols + part.from, 2 * n * cols + n * half + part.from, half),
+    };
+    for row in (0..c.b.rows).map(|row| Row::new(c, row)) {
+        row.walk(mem, |record, i| {
+            let (group, in_group) = ((row.start + i) / n, (row.start + i) % n);
+            let [x, gate] = [row.input(&mem, i, p.x, 0), row.input(&mem, i, p.gate, cols)];
+            record[in_group * cols..][..cols].copy_from_slice(x);
+            record[(n + in_group) * cols..][..cols].copy_from_slice(gate);
+            let last = in_group + 1 == n;
             for col in 0..out.cols {
-                let (open, before) = p.parts(col);
-                let parts = before.filter(|_| group > 0).into_iter().chain([open]);
-                let taken: Vec<(f32, f32)> = parts
+                let taken: Vec<(f32, f32)> = p
+                    .parts(group, col)
+                    .into_iter()
+                    .flatten()
                     .flat_map(|part| (0..n).map(move |j| (part, j)))
                     .map(|(part, j)| {
-                        let gate = state[part.gate + j * part.stride];
-                        let x = state[part.x + j * part.stride];
-                        (x, gate + p.bias[part.bias + j * cols])
+                        let (x, gate, stride) = place(part, group);
+                        let bias = p.bias[part.from + j * cols];
+                        (record[x + j * stride], record[gate + j * stride] + bias)
                     })
                     .collect();
                 let max = taken.iter().fold(f32::NEG_INFINITY, |max, (_, gate)| max.max(*gate));
                 let sum: f32 = taken.iter().map(|(_, gate)| (gate - max).exp()).sum();
                 let pooled: f32 = taken.iter().map(|(x, gate)| (gate - max).exp() / sum * x).sum();
                 // SAFETY: one thread, one number at a time.
-                unsafe { out.piece(t, col, 1)[0] = if i + 1 == n { pooled } else { 0.0 } };
+                unsafe { row.result(out, i, col, &mut [0.0])[0] = if last { pooled } else { 0.0 } };
             }
-            if i + 1 == n {
-                for (j, l) in (0..n).flat_map(|j| (0..half).map(move |l| (j, l))) {
-                    state[2 * n * cols + j * half + l] = state[j * cols + l];
-                    state[2 * n * cols + (n + j) * half + l] = state[(n + j) * cols + l];
-                }
+            for (j, l) in (0..n).flat_map(|j| (0..half).map(move |l| (j, l))).filter(|_| last) {
+                record[2 * n * cols + j * half + l] = record[j * cols + l];
+                record[2 * n * cols + (n + j) * half + l] = record[(n + j) * cols + l];
             }
-        }
+        });
     }
+    log(c, mem, [p.x, p.gate]);
 }

@@ -4,8 +4,9 @@
 
 use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, per_isa};
-use super::recurrent::{Columns, slot, softplus, tokens};
-use super::view::{Mat, MatMut, share};
+use super::record::{Row, log};
+use super::recurrent::{COLUMNS, Columns, softplus};
+use super::view::{Mat, MatMut, share_by};
 use crate::op::SsmHeads;
 
 /// The tensors and weights of a scan.
@@ -23,10 +24,26 @@ pub(super) struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// The step of token `t` in head `h`.
-    fn delta(&self, t: usize, h: usize) -> f32 {
-        within(softplus(self.dt.row(t)[h] + self.bias[h]), self.limits)
+    /// What token `i` of a row brings. `c` of those in the log are gone: their results are not wanted.
+    fn token<'m>(&'m self, row: &Row, mem: &'m StateMem, i: usize) -> Token<'m> {
+        let (x, b) = (self.x.cols, self.b.cols);
+        let keys = row.input(mem, i, self.b, x);
+        Token {
+            x: row.input(mem, i, self.x, 0),
+            b: keys,
+            c: row.token(i).map_or(keys, |t| self.c.row(t)),
+            dt: row.input(mem, i, self.dt, x + b),
+        }
     }
+}
+
+/// What one token brings to all heads.
+#[derive(Clone, Copy)]
+struct Token<'a> {
+    x: &'a [f32],
+    b: &'a [f32],
+    c: &'a [f32],
+    dt: &'a [f32],
 }
 
 /// `x` between the limits; what is no number stays so.
@@ -41,46 +58,54 @@ fn within(x: f32, (low, high): (f32, f32)) -> f32 {
     }
 }
 
-/// Columns of a state that one piece of work takes.
-const COLUMNS: usize = 2 * LANES;
-
 /// The scan. Columns of the state `[state, dim]` of a head are independent: they are the pieces of work.
-pub(super) fn ssm(c: &Context<'_>, scan: Scan<'_>, mem: StateMem, out: &MatMut<'_>) {
+pub(super) fn ssm(
+    c: &Context<'_>,
+    scan: Scan<'_>,
+    (mem, node): (StateMem, usize),
+    out: &MatMut<'_>,
+) {
     let SsmHeads { heads, dim, state, .. } = scan.heads;
     let chunks = dim.div_ceil(COLUMNS);
     let cost = (state * 4 + 40) * c.b.tokens / c.b.rows.max(1);
-    share(c.pool, c.b.rows * heads * chunks, cost, |items| {
+    let own = c.own(node, state * COLUMNS);
+    share_by(c.pool, c.b.rows * heads * chunks, cost, |thread, items| {
         for item in items {
-            let (row, h) = (item / chunks / heads, item / chunks % heads);
-            let at = item % chunks * COLUMNS;
-            let n = COLUMNS.min(dim - at);
-            let (slot, fresh) = slot(c, row);
-            let m = Columns { mem, slot, start: h * state * dim + at, dv: dim, n };
-            if fresh {
-                (0..state).for_each(|i| m.row(i).fill(0.0));
-            }
-            for t in tokens(c, row) {
-                scan_token(c.isa, scan, t, h, at, m, out);
-            }
+            let (h, at) = (item / chunks % heads, item % chunks * COLUMNS);
+            let (row, n) = (Row::new(c, item / chunks / heads), COLUMNS.min(dim - at));
+            let mut spare = [0.0; COLUMNS];
+            let start = h * state * dim + at;
+            let kept = Columns { mem, slot: row.slot, start, dv: dim, n };
+            kept.run(state, &row, (own, thread), |columns, i| {
+                // SAFETY: a token belongs to one row, and the columns to one piece of work.
+                let out = unsafe { row.result(out, i, h * dim + at, &mut spare[..n]) };
+                scan_token(c.isa, scan, scan.token(&row, &mem, i), h, at, columns, out);
+            });
         }
     });
+    log(c, mem, [scan.x, scan.b, scan.dt]);
 }
 
 per_isa! {
-    fn scan_token(scan: Scan<'_>, t: usize, h: usize, at: usize, m: Columns, out: &MatMut<'_>) {
+    fn scan_token(
+        scan: Scan<'_>,
+        token: Token<'_>,
+        h: usize,
+        at: usize,
+        m: Columns,
+        out: &mut [f32],
+    ) {
         let SsmHeads { heads, groups, dim, state } = scan.heads;
         let group = h / (heads / groups);
-        let delta = scan.delta(t, h);
-        let token = Token {
-            b: &scan.b.row(t)[group * state..][..state],
-            c: &scan.c.row(t)[group * state..][..state],
+        let delta = within(softplus(token.dt[h] + scan.bias[h]), scan.limits);
+        let x = &token.x[h * dim + at..][..m.n];
+        let token = HeadToken {
+            b: &token.b[group * state..][..state],
+            c: &token.c[group * state..][..state],
             keep: exp(delta * scan.neg_a[h]),
             delta,
             skip: scan.skip[h],
         };
-        let x = &scan.x.row(t)[h * dim + at..][..m.n];
-        // SAFETY: a token belongs to one row, and the columns to one piece of work.
-        let out = unsafe { out.piece(t, h * dim + at, m.n) };
         match m.n {
             COLUMNS => scan_lanes::<COLUMNS>(token, x, m, out),
             LANES => scan_lanes::<LANES>(token, x, m, out),
@@ -97,7 +122,7 @@ per_isa! {
 
 /// What one token brings to one head.
 #[derive(Clone, Copy)]
-struct Token<'a> {
+struct HeadToken<'a> {
     b: &'a [f32],
     c: &'a [f32],
     keep: f32,
@@ -107,8 +132,8 @@ struct Token<'a> {
 
 /// One token through `N` columns of a head's state.
 #[inline(always)]
-fn scan_lanes<const N: usize>(token: Token<'_>, x: &[f32], m: Columns, out: &mut [f32]) {
-    let Token { b, c, keep, delta, skip } = token;
+fn scan_lanes<const N: usize>(token: HeadToken<'_>, x: &[f32], m: Columns, out: &mut [f32]) {
+    let HeadToken { b, c, keep, delta, skip } = token;
     let x: &[f32; N] = x.first_chunk().expect("N columns");
     let step = x.map(|x| delta * x);
     let mut y = [0.0f32; N];
@@ -127,25 +152,28 @@ fn scan_lanes<const N: usize>(token: Token<'_>, x: &[f32], m: Columns, out: &mut
 /// The plain twin of [`ssm`].
 pub(super) fn reference(c: &Context<'_>, scan: Scan<'_>, mem: StateMem, out: &MatMut<'_>) {
     let SsmHeads { heads, groups, dim, state } = scan.heads;
-    for (r, h) in (0..c.b.rows).flat_map(|r| (0..heads).map(move |h| (r, h))) {
-        let (slot, fresh) = slot(c, r);
-        // SAFETY: one thread; slots of different rows differ.
-        let m = unsafe { mem.write(slot, h * state * dim, state * dim) };
-        if fresh {
-            m.fill(0.0);
-        }
-        let group = h / (heads / groups) * state;
-        for t in tokens(c, r) {
-            let (x, b, c) = (scan.x.row(t), &scan.b.row(t)[group..], &scan.c.row(t)[group..]);
-            let delta = within((scan.dt.row(t)[h] + scan.bias[h]).exp().ln_1p(), scan.limits);
-            let keep = (delta * scan.neg_a[h]).exp();
-            for j in 0..dim {
-                let x = x[h * dim + j];
-                (0..state).for_each(|i| m[i * dim + j] = keep * m[i * dim + j] + delta * b[i] * x);
-                let y: f32 = (0..state).map(|i| m[i * dim + j] * c[i]).sum();
-                // SAFETY: one thread, one number at a time.
-                unsafe { out.piece(t, h * dim + j, 1)[0] = y + scan.skip[h] * x };
+    for row in (0..c.b.rows).map(|row| Row::new(c, row)) {
+        row.walk(mem, |m, i| {
+            let token = scan.token(&row, &mem, i);
+            for (h, m) in m.chunks_exact_mut(state * dim).enumerate() {
+                let group = h / (heads / groups) * state;
+                let (b, c) = (&token.b[group..], &token.c[group..]);
+                let delta = within((token.dt[h] + scan.bias[h]).exp().ln_1p(), scan.limits);
+                let keep = (delta * scan.neg_a[h]).exp();
+                for j in 0..dim {
+                    let x = token.x[h * dim + j];
+                    let number = |i: usize| i * dim + j;
+                    (0..state).map(number).zip(b).for_each(|(at, b)| {
+                        m[at] = keep * m[at] + delta * b * x;
+                    });
+                    let y: f32 = (0..state).map(number).zip(c).map(|(at, c)| m[at] * c).sum();
+                    // SAFETY: one thread, one number at a time.
+                    unsafe {
+                        row.result(out, i, h * dim + j, &mut [0.0])[0] = y + scan.skip[h] * x
+                    };
+                }
             }
-        }
+        });
     }
+    log(c, mem, [scan.x, scan.b, scan.dt]);
 }

@@ -113,13 +113,23 @@ const WORTH_SHARING: usize = 8_000;
 /// Cuts `items` into one range a thread and calls `f` with each. Which thread gets which items changes nothing: the
 /// result of an item depends on the item alone.
 pub(crate) fn share(pool: &Pool, items: usize, cost: usize, f: impl Fn(Range<usize>) + Sync) {
+    share_by(pool, items, cost, |_, items| f(items));
+}
+
+/// The same, with the number of the thread before the range: for what a thread has of its own.
+pub(crate) fn share_by(
+    pool: &Pool,
+    items: usize,
+    cost: usize,
+    f: impl Fn(usize, Range<usize>) + Sync,
+) {
     let threads = pool.threads().min(items);
     if threads <= 1 || items.saturating_mul(cost) < WORTH_SHARING {
-        return f(0..items);
+        return f(0, 0..items);
     }
     pool.run(&|i| {
         if i < threads {
-            f(items * i / threads..items * (i + 1) / threads);
+            f(i, items * i / threads..items * (i + 1) / threads);
         }
     });
 }

@@ -226,7 +226,9 @@ pub enum Op {
     /// pairs are `(i, i + pairs)`, or `(2i, 2i + 1)` if `interleaved`.
     Rope { x: Id, table: Id, dim: usize, start: usize, interleaved: bool, inverse: bool },
 
-    // --- state, in place
+    // --- state, in place. An operation with a record (slots) puts the row's confirmed tokens into it; what the others
+    // bring is kept in the log behind it: of a `Pool` `x | gate`, of a `Conv` and a `Decay` `x`, of a `DeltaRule`
+    // `k | v | decay | beta`, of an `Ssm` `x | b | dt`.
     /// Writes row `t` to its position's place in paged `state`. Where a state has an entry for each `every` tokens, the
     /// last of them writes it.
     WriteKv { x: Id, state: StateRef },

@@ -188,7 +188,7 @@ impl Op {
             Self::Decay { x, neg_a, bias, state, .. } => {
                 let s = tokens(of(x))?;
                 let (a, b) = (vector(neg_a)?, vector(bias)?);
-                slots(state, 2 * s.cols)?;
+                slots(state, 2 * s.cols, s.cols)?;
                 ensure(a == s.cols && b == s.cols, || {
                     format!("x has {} columns, weights {a} and {b}", s.cols)
                 })?;
@@ -248,7 +248,8 @@ impl Op {
                     format!("halves of {} columns", s.cols)
                 })?;
                 let cols = if overlap { s.cols / 2 } else { s.cols };
-                slots(state, 2 * every * (s.cols + if overlap { cols } else { 0 }))?;
+                let len = 2 * every * (s.cols + if overlap { cols } else { 0 });
+                slots(state, len, 2 * s.cols)?;
                 Ok(Shape { cols, ..s })
             }
             _ => unreachable!("another rule's operation"),
@@ -412,7 +413,7 @@ fn conv(x: Shape, taps: WeightRef, state: StateRef) -> Checked {
         format!("{taps} taps for {} columns", x.cols)
     })?;
     ensure(taps / x.cols <= MOST_TAPS, || format!("{} taps, at most {MOST_TAPS}", taps / x.cols))?;
-    slots(state, taps - x.cols)?;
+    slots(state, taps - x.cols, x.cols)?;
     Ok(x)
 }
 
@@ -424,7 +425,7 @@ fn delta_rule(args: [Shape; 5], state: StateRef, heads: DeltaHeads) -> Checked {
     let want = [heads.keys(), heads.keys(), heads.values(), decays, heads.hv];
     ensure(cols == want, || format!("columns {cols:?}, wants {want:?}"))?;
     ensure(heads.hv.is_multiple_of(heads.hk), || "value heads per key head".into())?;
-    slots(state, heads.hv * heads.dk * heads.dv)?;
+    slots(state, heads.hv * heads.dk * heads.dv, cols[1..].iter().sum())?;
     Ok(args[2])
 }
 
@@ -439,13 +440,19 @@ fn ssm(args: [Shape; 4], weights: [WeightRef; 3], state: StateRef, heads: SsmHea
         let len = vector(weight)?;
         ensure(len == n, || format!("a weight of {len} for {n} heads"))?;
     }
-    slots(state, n * len * dim)?;
+    slots(state, n * len * dim, cols[0] + cols[1] + cols[3])?;
     Ok(args[0])
 }
 
-fn slots(state: StateRef, want: usize) -> Result<(), String> {
-    ensure(state.kind == StateKind::Slots { len: want }, || {
-        format!("the state is {:?}, wants slots of {want}", state.kind)
+/// Records of `want` numbers; if they have logs, of `brings` numbers a token.
+fn slots(state: StateRef, want: usize, brings: usize) -> Result<(), String> {
+    let fits = match state.kind {
+        StateKind::Slots { len, log } => len == want && (log.depth == 0 || log.inputs == brings),
+        StateKind::Keys { .. } | StateKind::Values { .. } => false,
+    };
+    ensure(fits, || {
+        let kind = state.kind;
+        format!("the state is {kind:?}, wants slots of {want} with logs of {brings} a token")
     })
 }
 

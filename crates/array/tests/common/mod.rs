@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)] // each test file uses its part
 
 pub mod deferred;
+pub mod drafts;
 pub mod small;
 
 use longrun_array::{
@@ -143,6 +144,10 @@ pub fn machines(exact: bool) -> impl Iterator<Item = CpuOptions> {
 pub struct Row {
     pub ids: Vec<u32>,
     pub past: usize,
+    /// Tokens before these that are in the log.
+    pub logged: usize,
+    /// How many of the logged tokens and these stay out of the records, from the end on.
+    pub drafts: usize,
     pub slot: u32,
     pub wanted: Wanted,
     pub tables: [Vec<u32>; TABLES],
@@ -150,9 +155,10 @@ pub struct Row {
 
 impl Row {
     pub fn input(&self) -> RowInput<'_> {
-        let Self { ids, past, slot, wanted, tables } = self;
+        let Self { ref ids, past, logged, drafts, slot, wanted, ref tables } = *self;
+        let confirmed = (logged + ids.len()).wrapping_sub(drafts);
         let tables = std::array::from_fn(|i| &tables[i][..]);
-        RowInput { ids, past: *past, slot: *slot, wanted: *wanted, stretch: 1.0, tables }
+        RowInput { ids, past, logged, confirmed, slot, wanted, stretch: 1.0, tables }
     }
 }
 
@@ -180,7 +186,7 @@ pub fn one() -> Key {
 /// A row of one token without tables.
 pub fn token(id: u32, past: usize) -> Row {
     let tables = std::array::from_fn(|_| Vec::new());
-    Row { ids: vec![id], past, slot: 0, wanted: Wanted::Last, tables }
+    Row { ids: vec![id], past, logged: 0, drafts: 0, slot: 0, wanted: Wanted::Last, tables }
 }
 
 /// Rows (of a table, of tokens) that scripts draw ids from.
@@ -207,8 +213,8 @@ pub struct Sequence {
 impl Sequence {
     /// The row that reads tokens `from..to`.
     pub fn row(&self, from: usize, to: usize) -> Row {
-        let (slot, tables) = (self.slot, self.tables.clone());
-        Row { ids: self.ids[from..to].to_vec(), past: from, slot, wanted: Wanted::All, tables }
+        let (slot, tables, ids) = (self.slot, self.tables.clone(), self.ids[from..to].to_vec());
+        Row { ids, past: from, logged: 0, drafts: 0, slot, wanted: Wanted::All, tables }
     }
 }
 

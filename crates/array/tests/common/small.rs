@@ -30,7 +30,7 @@ fn small(rt: &Runtime) -> Small {
         taps: Weight::vector(rt, "taps", &[0.25; 4 * COLS]).unwrap(),
         keys: state(StateKind::Keys { heads: 4, dim: 64 }, BLOCKS),
         values: state(StateKind::Values { heads: 4, dim: 64 }, BLOCKS),
-        window: state(StateKind::Slots { len: 3 * COLS }, 4),
+        window: state(StateKind::slots(3 * COLS), 4),
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use longrun_array::{AttentionSpec, Seen, SeenValues, State, StateKind, Step, Tensor};
 
 use crate::cases::{Model, Rig, model, sum};
-use crate::common::{MOST_WINDOW, SLOTS};
+use crate::common::MOST_WINDOW;
+use crate::recurrent::record;
 
 /// Keys with values, and keys that are their own, with windows, sinks, entries and choices, each seed another mixture.
 pub(crate) fn attention(rig: &mut Rig) -> Model {
@@ -157,7 +158,7 @@ pub(crate) fn pool(rig: &mut Rig) -> Model {
         .map(|(every, overlap)| {
             let (bias, halves) = (rig.vector(every * cols, -1.0, 1.0), usize::from(overlap));
             let len = every * (2 * cols + halves * cols);
-            (bias, rig.state(StateKind::Slots { len }, SLOTS, 0), (every, overlap))
+            (bias, record(rig, len, 2 * cols), (every, overlap))
         })
         .collect();
     model(move |step| {

@@ -2,13 +2,18 @@
 
 use std::sync::Arc;
 
-use longrun_array::{DecayCurve, Delta, DeltaHeads, Map, Scan, SsmHeads, State, StateKind, Weight};
+use longrun_array::{
+    DecayCurve, Delta, DeltaHeads, Log, Map, Scan, SsmHeads, State, StateKind, Weight,
+};
 
 use crate::cases::{Model, Rig, model, sum};
 use crate::common::SLOTS;
+use crate::common::drafts::DEPTH;
 
-fn record(rig: &mut Rig, len: usize) -> Arc<State> {
-    rig.state(StateKind::Slots { len }, SLOTS, 0)
+/// Records with logs, for an operation to which a token brings `inputs` numbers.
+pub(crate) fn record(rig: &mut Rig, len: usize, inputs: usize) -> Arc<State> {
+    let log = Log { inputs, depth: DEPTH };
+    rig.state(StateKind::Slots { len, log }, SLOTS, 0)
 }
 
 pub(crate) fn conv(rig: &mut Rig) -> Model {
@@ -16,7 +21,7 @@ pub(crate) fn conv(rig: &mut Rig) -> Model {
     let table = rig.table(cols);
     let layers: Vec<_> = (2..=4)
         .map(|taps| {
-            let state = record(rig, (taps - 1) * cols);
+            let state = record(rig, (taps - 1) * cols, cols);
             let bias = (taps != 3).then(|| rig.vector(cols, -1.0, 1.0));
             (rig.vector(taps * cols, -1.0, 1.0), bias, state)
         })
@@ -35,7 +40,7 @@ pub(crate) fn decay(rig: &mut Rig) -> Model {
     let cols = rig.rng.int(1, 40);
     let (table, neg_a) = (rig.table(cols), rig.vector(cols, -1.0, 0.0));
     let bias = rig.vector(cols, -1.0, 1.0);
-    let sums = [0; 2].map(|_| record(rig, 2 * cols));
+    let sums = [0; 2].map(|_| record(rig, 2 * cols, cols));
     model(move |step| {
         let x = step.ids().embed(&table, 3.0);
         let curves = [DecayCurve::Softplus, DecayCurve::Bounded { low: -3.0 }];
@@ -53,7 +58,8 @@ pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
     // A decay for each head, and one for each channel of a key.
     let rules = [hv, channels].map(|n| {
         let weights = (rig.vector(n, -0.2, -0.01), rig.vector(n, -1.0, 1.0));
-        (weights, record(rig, 2 * n), record(rig, channels * heads.dv))
+        let inputs = keys + values + n + hv;
+        (weights, record(rig, 2 * n, n), record(rig, channels * heads.dv, inputs))
     });
     model(move |step| {
         let x = step.ids().embed(&table, 1.0);
@@ -76,7 +82,7 @@ pub(crate) fn ssm(rig: &mut Rig) -> Model {
     let table = rig.table(inner + 2 * keys + n);
     let (neg_a, bias, skip) =
         (rig.vector(n, -2.0, -0.01), rig.vector(n, -2.0, 1.0), rig.vector(n, -1.0, 1.0));
-    let memories = [0; 2].map(|_| record(rig, n * state * dim));
+    let memories = [0; 2].map(|_| record(rig, n * state * dim, inner + keys + n));
     model(move |step| {
         let x = step.ids().embed(&table, 1.0);
         let [x, b, c, dt] = x.split([inner, keys, keys, n]);

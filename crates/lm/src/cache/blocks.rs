@@ -23,9 +23,10 @@ impl BlockPool {
     pub(super) fn new(window: Option<usize>, every: usize, room: &Room) -> Self {
         let whole = blocks_of(room.context, every);
         let (width, total) = match window {
-            // The blocks that a chunk and the window behind its first token can touch.
+            // The blocks that drafts, a chunk and the window behind their first token can touch.
             Some(w) => {
-                let width = ((w + room.chunk).div_ceil(BLOCK) + 1).min(whole);
+                let reads = room.drafts + room.chunk.max(1 + room.drafts);
+                let width = ((w + reads).div_ceil(BLOCK) + 1).min(whole);
                 (width, width * (room.rows + room.snapshots))
             }
             // Where several tokens share an entry, the last block of each row and snapshot may be almost empty.

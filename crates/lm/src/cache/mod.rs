@@ -8,7 +8,7 @@ mod pools;
 #[cfg(test)]
 mod tests;
 
-use longrun_array::{Runtime, State, StateKind, Step, TABLES, Version};
+use longrun_array::{Log, Runtime, State, StateKind, Step, TABLES, Version};
 
 use crate::error::{Error, Result};
 pub(crate) use pools::Copied;
@@ -36,7 +36,22 @@ struct Paged {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheSpec {
     paged: Vec<Paged>,
-    records: Vec<usize>,
+    records: Vec<Record>,
+}
+
+/// What one recurrent record keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    /// Numbers of the record.
+    len: usize,
+    /// Numbers that a token brings to it.
+    inputs: usize,
+}
+
+impl Record {
+    fn kind(self, room: Room) -> StateKind {
+        StateKind::Slots { len: self.len, log: Log { inputs: self.inputs, depth: room.drafts } }
+    }
 }
 
 impl CacheSpec {
@@ -61,9 +76,9 @@ impl CacheSpec {
         self.add(StateKind::Keys { heads: 1, dim }, None, every)
     }
 
-    /// A record of `len` numbers for each sequence.
-    pub fn record(&mut self, len: usize) -> RecordId {
-        self.records.push(len);
+    /// A record of `len` numbers for each sequence, for an operation to which a token brings `inputs` numbers.
+    pub fn record(&mut self, len: usize, inputs: usize) -> RecordId {
+        self.records.push(Record { len, inputs });
         RecordId(self.records.len() - 1)
     }
 }
@@ -81,6 +96,8 @@ pub struct Room {
     pub chunk: usize,
     /// Snapshots at the same time, see [`Pools`].
     pub snapshots: usize,
+    /// The most tokens of one sequence that may turn out wrong; 0 costs nothing.
+    pub drafts: usize,
 }
 
 /// The states of all layers.
@@ -142,7 +159,7 @@ pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, 
     let paged = paged.collect::<longrun_array::Result<_>>()?;
     let slots = pools.slot_count();
     let records = spec.records.iter();
-    let records = records.map(|&len| State::new(runtime, StateKind::Slots { len }, slots, 0));
+    let records = records.map(|record| State::new(runtime, record.kind(room), slots, 0));
     let records = records.collect::<longrun_array::Result<_>>()?;
     Ok((Caches { paged, records }, pools))
 }

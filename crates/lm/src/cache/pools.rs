@@ -40,8 +40,10 @@ pub(crate) enum Copied {
 pub struct Sequence {
     /// Its record in slot states.
     pub slot: u32,
-    /// Tokens that its states hold.
+    /// Tokens that were read, those that may turn out wrong included.
     pub past: usize,
+    /// How many of them, the last ones, may still turn out wrong.
+    pub(crate) logged: usize,
     /// What its positions are stretched by, from its first token to its last.
     pub stretch: f32,
     /// Block tables, one for each pool.
@@ -55,6 +57,8 @@ pub struct Sequence {
 #[derive(Debug)]
 pub struct Snapshot {
     past: usize,
+    /// How many of the last tokens the record has in its log; all were right.
+    logged: usize,
     stretch: f32,
     slot: Option<u32>,
     held: [Held; TABLES],
@@ -167,7 +171,7 @@ impl Pools {
         let slot = self.slots.pop().ok_or(all)?;
         self.rows += 1;
         let tables = std::array::from_fn(|i| vec![0; self.blocks.get(i).map_or(0, |p| p.width)]);
-        Ok(Sequence { slot, past: 0, stretch, tables, held: Default::default() })
+        Ok(Sequence { slot, past: 0, logged: 0, stretch, tables, held: Default::default() })
     }
 
     /// Gives everything back.
@@ -205,7 +209,8 @@ impl Pools {
     fn let_go(&mut self, seq: &mut Sequence, i: usize) {
         let pool = &mut self.blocks[i];
         let (table, held) = (&seq.tables[i], &mut seq.held[i]);
-        let gone = pool.first_block(seq.past);
+        // Tokens that turn out wrong are read again, with what lies in their windows.
+        let gone = pool.first_block(seq.past - seq.logged);
         while held.start < gone.min(held.end) {
             pool.drop(table[held.start % pool.width]);
             held.start += 1;
@@ -240,7 +245,7 @@ impl Pools {
         true
     }
 
-    /// What the sequence's states hold now; `None` without room for one more snapshot.
+    /// What the sequence's states hold now, all of whose tokens are right; `None` without room for one more snapshot.
     pub(crate) fn keep(&mut self, seq: &Sequence) -> Option<Snapshot> {
         if self.snapshots == self.room.snapshots {
             return None;
@@ -260,7 +265,7 @@ impl Pools {
             }
             None => Held::default(),
         });
-        Some(Snapshot { past: seq.past, stretch: seq.stretch, slot, held })
+        Some(Snapshot { past: seq.past, logged: seq.logged, stretch: seq.stretch, slot, held })
     }
 
     /// How many of the first `common` tokens of a snapshot a sequence can go on from.
@@ -283,6 +288,8 @@ impl Pools {
             return Ok(seq);
         }
         seq.past = cut;
+        // Without records nothing is in a log.
+        seq.logged = if snapshot.slot.is_some() { snapshot.logged } else { 0 };
         if let Some(from) = snapshot.slot {
             self.copies.push(Copied::Slot { from, to: seq.slot });
         }
@@ -322,7 +329,7 @@ impl Pools {
             }
             None => Held::default(),
         });
-        Some(Snapshot { past, stretch, slot, held })
+        Some(Snapshot { past, logged: 0, stretch, slot, held })
     }
 
     /// Gives a snapshot's memory back.
@@ -367,6 +374,19 @@ impl Pools {
 }
 
 impl Sequence {
+    /// How many of the last tokens may still turn out wrong. Those that were not let go by [`accept`](Self::accept) count
+    /// as right once a step reads more.
+    pub fn drafts(&self) -> usize {
+        self.logged
+    }
+
+    /// Of the tokens that may turn out wrong, the first `right` were right (at most all are); lets go of the others.
+    pub fn accept(&mut self, right: usize) {
+        let right = right.min(self.logged);
+        self.past -= self.logged - right;
+        self.logged = right;
+    }
+
     /// The used part of each block table, as a step's inputs want it.
     pub fn used_tables(&self) -> [&[u32]; TABLES] {
         std::array::from_fn(|i| {

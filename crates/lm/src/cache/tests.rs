@@ -27,7 +27,7 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-const ROOM: Room = Room { rows: 4, context: 400, tokens: 800, chunk: 40, snapshots: 5 };
+const ROOM: Room = Room { rows: 4, context: 400, tokens: 800, chunk: 40, snapshots: 5, drafts: 0 };
 
 /// What each block and slot holds, as the tokens written to it: a device made of labels. A token's label is unique.
 struct Model {
@@ -152,7 +152,7 @@ fn hold(windows: &[Option<usize>], every: &[usize], records: bool) {
     windows.iter().for_each(|window| _ = spec.keys(1, 8, *window));
     every.iter().for_each(|every| _ = spec.entries(8, *every));
     if records {
-        spec.record(8);
+        spec.record(8, 8);
     }
     let live = runtime.usage().live;
     let config = ProptestConfig { cases: 200, rng_seed: RngSeed::Fixed(7), ..Default::default() };
@@ -198,7 +198,7 @@ fn what_an_adopted_snapshot_takes_comes_back() {
     let runtime = Runtime::new(Box::new(NullDevice::new()), Limits::default());
     let mut spec = CacheSpec::default();
     spec.keys(1, 8, None);
-    spec.record(8);
+    spec.record(8, 8);
     let (_caches, mut pools) = make(&runtime, &spec, ROOM).unwrap();
     let kept = pools.adopt(70, 1.0, &[(0, 3)]).unwrap();
     assert_eq!((kept.past(), kept.blocks(0).1.len(), kept.slot().is_some()), (70, 3, true));

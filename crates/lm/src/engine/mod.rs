@@ -13,7 +13,7 @@
 //! use longrun_lm::tiny::TinyShape;
 //!
 //! let model = ModelSource::open(ModelName::Tiny("qwen3_next", TinyShape::default()))?;
-//! let room = Room { rows: 4, context: 128, tokens: 512, chunk: 32, snapshots: 8 };
+//! let room = Room { rows: 4, context: 128, tokens: 512, chunk: 32, snapshots: 8, drafts: 0 };
 //! let setup = Setup { room, per_token: false, limits: Limits::default() };
 //! let device = Box::new(CpuDevice::new(CpuOptions::default()));
 //! let exec = Executor::new(device, &model.config, model.weights(0), setup, &|_, _| {})?;
@@ -301,7 +301,7 @@ impl Engine {
             let last = row.share == row.waiting();
             let ids = &row.text.ids[row.seq.past..][..row.share];
             let wanted = if last { Wanted::Last } else { Wanted::None };
-            spans.push(Span { seq: &mut row.seq, ids, wanted });
+            spans.push(Span { seq: &mut row.seq, ids, wanted, drafts: 0 });
         }
         if spans.is_empty() {
             return Ok(());

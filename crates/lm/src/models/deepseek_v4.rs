@@ -58,7 +58,7 @@ impl Compressor {
             dim,
             every,
             overlap,
-            open: caches.record(2 * every * if overlap { cols + dim } else { cols }),
+            open: caches.record(2 * every * if overlap { cols + dim } else { cols }, 2 * cols),
             entries: caches.entries(dim, every),
         })
     }

@@ -53,7 +53,7 @@ impl Indexer {
             sizes,
             every,
             top: pools.top,
-            open: caches.record(2 * every * dim),
+            open: caches.record(2 * every * dim, 2 * dim),
             keys: caches.entries(dim, every),
         })
     }

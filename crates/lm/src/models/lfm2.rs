@@ -33,7 +33,7 @@ impl ShortConv {
                 false => None,
             },
             output: w.linear("out_proj", [h, h], conv.bias)?,
-            window: caches.record((taps - 1) * h),
+            window: caches.record((taps - 1) * h, h),
         })
     }
 

@@ -53,6 +53,7 @@ impl GatedDeltaNet {
             ]
         };
         let by_tap = w.conv_taps("conv1d.weight", channels, taps)?;
+        let keys = if d.tiled { hv * dk } else { heads.keys() }; // what the rule gets
         Ok(Self {
             qkv,
             z,
@@ -65,9 +66,9 @@ impl GatedDeltaNet {
             out: w.linear("out_proj", [h, heads.values()], false)?,
             heads,
             tiled: d.tiled,
-            window: caches.record((taps - 1) * channels),
-            sums: caches.record(2 * hv),
-            memory: caches.record(hv * dk * dv),
+            window: caches.record((taps - 1) * channels, channels),
+            sums: caches.record(2 * hv, hv),
+            memory: caches.record(hv * dk * dv, keys + heads.values() + 2 * hv),
         })
     }
 

@@ -74,7 +74,7 @@ impl Kda {
             Ok(Short {
                 linear: w.linear(&format!("{name}_proj"), [channels, h], false)?,
                 taps: Weight::vector(w.runtime, "conv1d.weight", &taps)?,
-                window: caches.record((k.taps - 1) * channels),
+                window: caches.record((k.taps - 1) * channels, channels),
             })
         };
         let qkv = [short(0, "q")?, short(1, "k")?, short(2, "v")?];
@@ -102,8 +102,8 @@ impl Kda {
             norm: w.plain_norm("o_norm", d)?,
             out: w.linear("o_proj", [h, channels], false)?,
             heads: DeltaHeads { hk: n, hv: n, dk: d, dv: d },
-            sums: caches.record(2 * channels),
-            memory: caches.record(n * d * d),
+            sums: caches.record(2 * channels, channels),
+            memory: caches.record(n * d * d, 3 * channels + n),
         })
     }
 

@@ -70,8 +70,8 @@ impl Mamba {
             heads: s.heads,
             limits: s.limits,
             scales: [m.ssm_in, m.ssm[0], m.ssm[4], m.ssm_out],
-            window: caches.record((s.taps - 1) * channels),
-            memory: caches.record(heads * state * dim),
+            window: caches.record((s.taps - 1) * channels, channels),
+            memory: caches.record(heads * state * dim, inner + keys + heads),
         })
     }
 

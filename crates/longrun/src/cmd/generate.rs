@@ -52,7 +52,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
         context: total,
         tokens: total,
         chunk: CHUNK.min(prompt.len()),
-        snapshots: 0,
+        snapshots: 0, drafts: 0,
     };
     let device = model::cpu(args.cpu);
     let (exec, load_seconds) =

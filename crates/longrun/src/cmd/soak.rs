@@ -136,7 +136,7 @@ impl<'a> Soak<'a> {
             SoakDevice::Null => model::null(),
             SoakDevice::Cpu => model::cpu(args.cpu),
         };
-        let room = Room { rows, context: need, tokens, chunk: SHORT, snapshots: 0 };
+        let room = Room { rows, context: need, tokens, chunk: SHORT, snapshots: 0, drafts: 0 };
         let limits = Limits { buffers: args.resource_limit, ..Limits::default() };
         let (exec, _) = model::load(source, device, room, limits, args.seed)?;
         let every = args.report_every.unwrap_or(args.tokens.div_ceil(20)).max(1);
