@@ -57,6 +57,7 @@ pub mod quant;
 pub mod runtime;
 pub mod state;
 pub mod step;
+pub mod stored;
 pub mod weight;
 
 pub use cpu::{CpuDevice, CpuOptions};
@@ -77,4 +78,5 @@ pub use step::{
     AttentionSpec, Choice, Delta, ExpertsUp, Param, Record, Scan, Seen, SeenValues, Step, Tensor,
     Version,
 };
+pub use stored::Stored;
 pub use weight::{Weight, WeightKind};
