@@ -85,7 +85,7 @@ fn run(case: Case, (seed, stored): (u64, Stored), options: CpuOptions) -> Outcom
     let mut rig =
         Rig::new(Runtime::new(Box::new(device), Limits::default()), Rng::new(seed), stored);
     let model = case(&mut rig);
-    let Rig { mut rt, mut rng, states } = rig;
+    let Rig { mut rt, mut rng, states, .. } = rig;
     rt.prepare(&model, &script_keys(), WIDTHS).unwrap();
 
     let rows = rng.int(1, MOST_ROWS);
