@@ -85,20 +85,20 @@ fn attention_over_each_type_is_within_its_bound() {
     }
 }
 
-/// One token whose keys and values are `x`; its result, and what is stored.
+/// The result of one token whose query is all ones and whose key and value are `x`.
 fn one(x: &[f32], stored: Stored) -> Vec<f32> {
     let mut rt = cpu(common::threads(1));
-    let rows: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let spec = common::spec(Format::F32, 1, 1, x.len());
-    let table = Weight::matrix(&rt, "x", spec, &rows).unwrap();
     let dim = x.len();
+    let row: Vec<u8> = vec![1.0; dim].iter().chain(x).flat_map(|x: &f32| x.to_le_bytes()).collect();
+    let spec = common::spec(Format::F32, 1, 1, 2 * dim);
+    let table = Weight::matrix(&rt, "x", spec, &row).unwrap();
     let kinds = [StateKind::Keys { heads: 1, dim }, StateKind::Values { heads: 1, dim }];
     let [keys, values] = kinds.map(|kind| State::entries(&rt, kind, 2, 0, 1, stored).unwrap());
     let spec = AttentionSpec { heads: 1, scale: 1.0, window: None, softcap: None };
     let model = net(|step: Step<'_>| {
-        let x = step.ids().embed(&table, 1.0);
+        let [q, x] = step.ids().embed(&table, 1.0).split([dim, dim]);
         let (keys, values) = (step.open(&keys).write(x), step.open(&values).write(x));
-        step.emit(x.attend(&keys, &values, spec).take_outputs());
+        step.emit(q.attend(&keys, &values, spec).take_outputs());
     });
     rt.prepare(&model, &[common::one()], [1, 0, 0, 0]).unwrap();
     let mut row = common::token(0, 0);
