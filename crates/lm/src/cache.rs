@@ -3,7 +3,7 @@
 //! Owns the states (keys and values in blocks, recurrent records in slots), the free lists, and a sequence's place
 //! in them. A sequence is integers: joining, leaving and growing move integers, never arrays.
 
-use longrun_array::{BLOCK, Runtime, State, StateKind, Step, TABLES, Version};
+use longrun_array::{BLOCK, Runtime, State, StateKind, Step, Stored, TABLES, Version};
 
 use crate::error::{Error, Kind, Result};
 
@@ -23,6 +23,16 @@ struct Paged {
     window: Option<usize>,
     /// Tokens that share one entry.
     every: usize,
+    /// Only an indexer reads it.
+    indexer: bool,
+}
+
+impl Paged {
+    /// Its type where the model's is `kv`. An indexer's keys keep 8 bits: a rounding that is small in a sum of values is a
+    /// whole other choice here, and they are few beside what is chosen.
+    fn stored(&self, kv: Stored) -> Stored {
+        if self.indexer && kv == Stored::Q4 { Stored::Q8 } else { kv }
+    }
 }
 
 /// What a model keeps between steps. Layers add what they need while they load.
@@ -34,7 +44,7 @@ pub struct CacheSpec {
 
 impl CacheSpec {
     fn add(&mut self, kind: StateKind, window: Option<usize>, every: usize) -> PagedId {
-        self.paged.push(Paged { kind, window, every });
+        self.paged.push(Paged { kind, window, every, indexer: false });
         PagedId(self.paged.len() - 1)
     }
 
@@ -52,6 +62,11 @@ impl CacheSpec {
     /// One key of `dim` numbers for each `every` tokens.
     pub fn entries(&mut self, dim: usize, every: usize) -> PagedId {
         self.add(StateKind::Keys { heads: 1, dim }, None, every)
+    }
+
+    /// Says that only an indexer reads this cache.
+    pub fn mark_indexer(&mut self, id: PagedId) {
+        self.paged[id.0].indexer = true;
     }
 
     /// A record of `len` numbers for each sequence.
@@ -74,8 +89,20 @@ pub struct Room {
     pub chunk: usize,
 }
 
+/// The caches of one type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheType {
+    /// The type.
+    pub stored: Stored,
+    /// How many caches have it.
+    pub caches: usize,
+    /// Bytes that a token takes in all of them; in those with a window for as long as it is inside.
+    pub token_bytes: f64,
+}
+
 /// The states of all layers.
 pub struct Caches {
+    types: Vec<CacheType>,
     paged: Vec<State>,
     records: Vec<State>,
 }
@@ -91,6 +118,17 @@ impl Caches {
     #[track_caller]
     pub(crate) fn record<'s>(&self, step: Step<'s>, id: RecordId) -> Version<'s> {
         step.open(&self.records[id.0])
+    }
+
+    /// The types of paged caches, from the widest to the narrowest, and what a token takes of each. Records are f32 always:
+    /// what is added to them stays for the rest of the text, and so would its rounding.
+    pub fn types(&self) -> &[CacheType] {
+        &self.types
+    }
+
+    /// Bytes of the records of one sequence.
+    pub fn record_bytes(&self) -> usize {
+        self.records.iter().map(State::unit_bytes).sum()
     }
 
     /// Bytes of all states.
@@ -157,11 +195,16 @@ pub struct Sequence {
     held: [std::ops::Range<usize>; TABLES],
 }
 
-/// Makes the states that `spec` asks for, and the pools that hand them out.
+/// Makes the states that `spec` asks for, keys and values of type `kv`, and the pools that hand them out.
 ///
 /// # Errors
 /// Memory or objects run out, or layers differ in more windows than there are block tables.
-pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, Pools)> {
+pub fn make(
+    runtime: &Runtime,
+    spec: &CacheSpec,
+    room: Room,
+    kv: Stored,
+) -> Result<(Caches, Pools)> {
     let mut groups: Vec<(Option<usize>, usize)> = Vec::new();
     for paged in &spec.paged {
         if !groups.contains(&(paged.window, paged.every)) {
@@ -176,14 +219,25 @@ pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, 
         groups.iter().map(|(window, every)| BlockPool::new(*window, *every, &room)).collect();
     let paged = spec.paged.iter().map(|p| {
         let table = groups.iter().position(|g| *g == (p.window, p.every)).unwrap_or(0);
-        State::entries(runtime, p.kind, blocks[table].total, table, p.every)
+        State::entries(runtime, p.kind, blocks[table].total, table, p.every, p.stored(kv))
     });
-    let paged = paged.collect::<longrun_array::Result<_>>()?;
+    let paged = paged.collect::<longrun_array::Result<Vec<_>>>()?;
     let records = spec.records.iter();
     let records = records.map(|&len| State::new(runtime, StateKind::Slots { len }, room.rows, 0));
     let records = records.collect::<longrun_array::Result<_>>()?;
     let slots = (0..room.rows as u32).rev().collect();
-    Ok((Caches { paged, records }, Pools { blocks, slots, room }))
+    Ok((Caches { types: types(spec, &paged), paged, records }, Pools { blocks, slots, room }))
+}
+
+fn types(spec: &CacheSpec, states: &[State]) -> Vec<CacheType> {
+    let of_type = |stored: Stored| {
+        let states = spec.paged.iter().zip(states).filter(|(_, state)| state.stored() == stored);
+        let bytes =
+            |(p, state): (&Paged, &State)| state.unit_bytes() as f64 / (BLOCK * p.every) as f64;
+        let token_bytes = states.clone().map(bytes).sum();
+        CacheType { stored, caches: states.count(), token_bytes }
+    };
+    Stored::ALL.into_iter().map(of_type).filter(|of| of.caches > 0).collect()
 }
 
 impl Pools {
@@ -275,6 +329,26 @@ mod tests {
     use longrun_array::{Limits, NullDevice};
     use proptest::prelude::*;
 
+    #[test]
+    fn each_cache_has_its_type_and_tokens_their_bytes() {
+        let runtime = Runtime::new(Box::new(NullDevice::new()), Limits::default());
+        let mut spec = CacheSpec::default();
+        spec.keys(2, 64, None);
+        spec.values(2, 64, Some(70));
+        let index = spec.entries(32, 4);
+        spec.mark_indexer(index);
+        spec.record(10);
+        let room = Room { rows: 3, context: 100, tokens: 300, chunk: 8 };
+        let list = |kv| {
+            let (caches, _) = make(&runtime, &spec, room, kv).unwrap();
+            assert_eq!(caches.record_bytes(), 40);
+            caches.types().iter().map(|t| (t.stored, t.caches, t.token_bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(list(Stored::F32), [(Stored::F32, 3, 1024.0 + 32.0)]);
+        assert_eq!(list(Stored::Q8), [(Stored::Q8, 3, 272.0 + 8.5)]);
+        assert_eq!(list(Stored::Q4), [(Stored::Q8, 1, 8.5), (Stored::Q4, 2, 160.0)]);
+    }
+
     proptest! {
         /// Sequences that join, grow and leave in any order never share a block, hold all that their next token
         /// reads, and give everything back.
@@ -289,7 +363,7 @@ mod tests {
             }
             spec.entries(8, 4);
             let room = Room { rows: 4, context: 400, tokens: 800, chunk: 40 };
-            let (_caches, mut pools) = make(&runtime, &spec, room).unwrap();
+            let (_caches, mut pools) = make(&runtime, &spec, room, Stored::F32).unwrap();
             let live = runtime.usage().live;
             let mut seqs: Vec<Option<Sequence>> = (0..4).map(|_| None).collect();
             for (who, count) in moves {

@@ -4,7 +4,8 @@
 //! reference vectors, soaking. It knows no text, no sampling and no order of service.
 
 use longrun_array::{
-    Device, Head, Inputs, Key, Limits, Outputs, Record, RowInput, Runtime, Step, Usage, Wanted,
+    Device, Head, Inputs, Key, Limits, Outputs, Record, RowInput, Runtime, Step, Stored, Usage,
+    Wanted,
 };
 
 use crate::cache::{self, Caches, Pools, Room, Sequence};
@@ -33,6 +34,8 @@ pub struct Setup {
     pub per_token: bool,
     /// Limits of the runtime.
     pub limits: Limits,
+    /// The type of keys and values.
+    pub kv: Stored,
 }
 
 /// A model with its caches, as one recordable step.
@@ -74,7 +77,7 @@ impl Executor {
         let mut runtime = Runtime::new(device, setup.limits);
         let room = clamp(setup.room)?;
         let model = models::load(&runtime, config, source, progress)?;
-        let (caches, pools) = cache::make(&runtime, &model.caches(), room)?;
+        let (caches, pools) = cache::make(&runtime, &model.caches(), room, setup.kv)?;
         let bound = Bound { model, caches };
         let keys = keys(room, setup.per_token);
         runtime.prepare(&bound, &keys, pools.widths())?;
@@ -116,6 +119,11 @@ impl Executor {
     /// Bytes of all caches.
     pub fn cache_bytes(&self) -> usize {
         self.bound.caches.bytes()
+    }
+
+    /// All caches.
+    pub fn caches(&self) -> &Caches {
+        &self.bound.caches
     }
 
     /// How many plans there are. It never changes.

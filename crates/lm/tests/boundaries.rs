@@ -3,7 +3,7 @@
 //! A token's logits have the same bits however its prompt was cut and whatever stood beside it, in rows and blocks that
 //! others have used before.
 
-use longrun_array::{CpuDevice, CpuOptions, Limits, Wanted};
+use longrun_array::{CpuDevice, CpuOptions, Limits, Stored, Wanted};
 use longrun_lm::cache::{Room, Sequence};
 use longrun_lm::config::Config;
 use longrun_lm::executor::{Executor, Setup, Span};
@@ -42,7 +42,7 @@ fn executor(family: &str) -> Executor {
     let config = Config::loose(&config).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let room = Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST };
-    let setup = Setup { room, per_token: true, limits: Limits::default() };
+    let setup = Setup { room, per_token: true, limits: Limits::default(), kv: Stored::F32 };
     Executor::new(Box::new(device), &config, Source::Seed(7), setup, &|_, _| {}).unwrap()
 }
 

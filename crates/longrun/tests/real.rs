@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{ids, longrun, read_json, root};
-use longrun_lm::array::{CpuDevice, CpuOptions, Limits, Wanted};
+use longrun_lm::array::{CpuDevice, CpuOptions, Limits, Stored, Wanted};
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event, Request};
 use longrun_lm::executor::{Executor, Setup, Span};
@@ -23,7 +23,7 @@ const NEAR_TIE_ANYWHERE: f64 = 0.5;
 
 fn executor(source: &ModelSource, exact: bool) -> Executor {
     let room = Room { rows: 1, context: 512, tokens: 512, chunk: 128 };
-    let setup = Setup { room, per_token: true, limits: Limits::default() };
+    let setup = Setup { room, per_token: true, limits: Limits::default(), kv: Stored::F32 };
     let device = CpuDevice::new(CpuOptions { exact, ..CpuOptions::default() });
     let weights = source.weights(0);
     let exec = Executor::new(Box::new(device), &source.config, weights, setup, &|_, _| {});

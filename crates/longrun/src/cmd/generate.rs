@@ -8,7 +8,7 @@ use std::time::Instant;
 use longrun_lm::array::{Count, Limits};
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event, FinishReason, Request};
-use longrun_lm::executor::Executor;
+use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::sample::{Choice, SamplingOverrides, SamplingParams};
 use longrun_lm::source::ModelSource;
 use longrun_lm::text::{ChatInput, CompletionText};
@@ -48,9 +48,10 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let text = completion_text(args, &source)?;
     let total = prompt.len() + max_tokens;
     let room = Room { rows: 1, context: total, tokens: total, chunk: CHUNK.min(prompt.len()) };
+    let kv = model::stored(args.kv);
+    let setup = Setup { room, per_token: false, limits: Limits::default(), kv };
     let device = model::cpu(args.cpu);
-    let (exec, load_seconds) =
-        model::load(&source, device, room, Limits::default(), args.seed.unwrap_or(0))?;
+    let (exec, load_seconds) = model::load(&source, device, setup, args.seed.unwrap_or(0))?;
     let request = Request { prompt, max_tokens, params, stop_ids: Arc::clone(&source.eos) };
     let outcome = complete(exec, request, text, args)?;
     report(args, &outcome, load_seconds)?;
