@@ -18,14 +18,15 @@ use crate::weights::Source;
 pub const NEAR_TIE: f32 = 1e-3;
 
 /// The largest difference allowed by default, relative to the largest logit, for keys and values of type `kv`. That of f32
-/// is the noise of sums; the others are twice the worst of docs/families.md.
+/// is the noise of sums. The others hold for models without experts and indexers, whose choices a rounding can turn
+/// around; docs/families.md has what was measured.
 pub const fn tolerance(kv: Stored) -> f32 {
     match kv {
         Stored::F32 => 1e-4,
-        Stored::F16 => 1e-4,
-        Stored::BF16 => 1e-4,
-        Stored::Q8 => 1e-4,
-        Stored::Q4 => 1e-4,
+        Stored::F16 => 1e-2,
+        Stored::BF16 => 5e-2,
+        Stored::Q8 => 2e-1,
+        Stored::Q4 => 1.0,
     }
 }
 
