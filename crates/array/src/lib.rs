@@ -58,6 +58,7 @@ pub mod quant;
 pub mod runtime;
 pub mod state;
 pub mod step;
+pub mod stored;
 pub mod weight;
 
 pub use cpu::{CpuDevice, CpuOptions};
@@ -65,7 +66,7 @@ pub use device::{BufferId, Device, IN_FLIGHT, MatrixSpec, NullDevice, Ticket};
 pub use dims::{Axis, Shape};
 pub use error::{Error, Result};
 pub use format::{Affine, Format, Fp4, Fp8};
-pub use inputs::{BLOCK, Inputs, RowInput, TABLES, Wanted};
+pub use inputs::{BLOCK, InputLayout, Inputs, RowInput, TABLES, Wanted};
 pub use key::{Head, Key, Outputs, Rows, Tokens};
 pub use ledger::{Count, Growth, Ledger, LimitReached, Tag, Usage};
 pub use op::{
@@ -78,4 +79,5 @@ pub use step::{
     AttentionSpec, Choice, Delta, ExpertsUp, Param, Record, Scan, Seen, SeenValues, Step, Tensor,
     Version,
 };
+pub use stored::Stored;
 pub use weight::{Weight, WeightKind};

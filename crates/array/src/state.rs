@@ -7,9 +7,10 @@ use crate::device::BufferId;
 use crate::inputs::BLOCK;
 use crate::ledger::{Growth, Tag};
 use crate::memory::Buffer;
+use crate::stored::{Layout, Stored};
 use crate::{Error, Result, Runtime};
 
-/// How a state is laid out. All numbers are f32.
+/// How the numbers of a state are laid out. Those of records are f32, those of paged kinds as [`Stored`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateKind {
     /// Paged attention keys: `[blocks, heads, dim, BLOCK]`, so that a tile of scores needs no horizontal sums. They may
@@ -64,6 +65,16 @@ impl StateKind {
             Self::Slots { len, log } => len.saturating_add(log.inputs.saturating_mul(log.depth)),
         }
     }
+
+    /// Bytes of one block of numbers of this type, or of one slot.
+    pub const fn unit_bytes(self, stored: Stored) -> usize {
+        match self {
+            Self::Keys { heads, dim } | Self::Values { heads, dim } => {
+                heads.saturating_mul(BLOCK * stored.bytes(dim))
+            }
+            Self::Slots { .. } => self.unit().saturating_mul(4),
+        }
+    }
 }
 
 /// A state as operations name it.
@@ -79,6 +90,15 @@ pub struct StateRef {
     pub units: usize,
     /// Tokens that share one entry of a paged state.
     pub every: usize,
+    /// The type of its numbers: f32 for slots.
+    pub stored: Stored,
+}
+
+impl StateRef {
+    /// Bytes of one block or slot. They hold all there is of it, so a block is copied as one range of bytes.
+    pub const fn unit_bytes(self) -> usize {
+        self.kind.unit_bytes(self.stored)
+    }
 }
 
 /// Memory that outlives a step.
@@ -88,33 +108,38 @@ pub struct State {
 }
 
 impl State {
-    /// Zeroed state of `units` blocks or slots. Paged kinds are addressed through block table `table`.
+    /// Zeroed state of `units` blocks or slots, in f32. Paged kinds are addressed through block table `table`.
     ///
     /// # Errors
     /// The object limit or the device's memory is reached.
     pub fn new(runtime: &Runtime, kind: StateKind, units: usize, table: usize) -> Result<Self> {
-        Self::entries(runtime, kind, units, table, 1)
+        Self::entries(runtime, kind, units, table, 1, Stored::F32)
     }
 
-    /// As [`new`](Self::new), with one entry for each `every` tokens: block `j` holds the entries of positions
-    /// `j * BLOCK * every..`.
+    /// As [`new`](Self::new), of numbers of another type, with one entry for each `every` tokens: block `j` holds the
+    /// entries of positions `j * BLOCK * every..`.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new); or slots of another type than f32 are asked for.
     pub fn entries(
         runtime: &Runtime,
         kind: StateKind,
         units: usize,
         table: usize,
         every: usize,
+        stored: Stored,
     ) -> Result<Self> {
-        let bytes = units.saturating_mul(kind.unit()).saturating_mul(4);
+        if matches!(kind, StateKind::Slots { .. }) && stored != Stored::F32 {
+            let what = format!("records are f32, not {}: only paged states can be", stored.name());
+            return Err(Error::Device(what));
+        }
+        let bytes = units.saturating_mul(kind.unit_bytes(stored));
         let buffer = runtime.memory().allocate(bytes, Tag::State, Growth::Admit)?;
-        let r = StateRef { buffer: buffer.id, kind, table, units, every };
+        let r = StateRef { buffer: buffer.id, kind, table, units, every, stored };
         Ok(Self { buffer, r })
     }
 
-    /// All its numbers, in the layout of its [`StateKind`], as the last step has left them.
+    /// All its numbers, in the layout of its [`StateKind`] and as f32, as the last step has left them.
     ///
     /// # Errors
     /// A step is in flight, the state belongs to another runtime, or the device failed.
@@ -124,10 +149,26 @@ impl State {
         }
         let mut inner = runtime.memory().lock();
         inner.idle()?;
-        let mut numbers = vec![0.0; self.bytes() / 4];
-        let bytes = crate::bytes::of_f32_mut(&mut numbers);
-        inner.device.download(self.r.buffer, 0, bytes).map_err(Error::Device)?;
-        Ok(numbers)
+        if self.r.stored == Stored::F32 {
+            let mut numbers = vec![0.0; self.bytes() / 4];
+            let bytes = crate::bytes::of_f32_mut(&mut numbers);
+            inner.device.download(self.r.buffer, 0, bytes).map_err(Error::Device)?;
+            return Ok(numbers);
+        }
+        let mut bytes = vec![0; self.bytes()];
+        inner.device.download(self.r.buffer, 0, &mut bytes).map_err(Error::Device)?;
+        let layout = Layout::of(self.r.kind, self.r.stored).map(|(_, layout)| layout);
+        Ok(layout.map_or(Vec::new(), |layout| layout.numbers(&bytes)))
+    }
+
+    /// The type of its numbers.
+    pub fn stored(&self) -> Stored {
+        self.r.stored
+    }
+
+    /// Bytes of one block or slot.
+    pub fn unit_bytes(&self) -> usize {
+        self.r.unit_bytes()
     }
 
     /// Which block table leads to its blocks.
@@ -137,11 +178,6 @@ impl State {
 
     pub(crate) fn belongs_to(&self, runtime: &Runtime) -> bool {
         runtime.memory().is(&self.buffer.memory)
-    }
-
-    /// Bytes of one block or slot.
-    pub fn unit_bytes(&self) -> usize {
-        self.r.kind.unit() * 4
     }
 
     /// How it is laid out.

@@ -22,7 +22,8 @@ use common::{IDS, MOST_ROWS, Rng, WIDTHS, cut, script_keys, sequences};
 use longrun_array::device::{PlanId, Shared};
 use longrun_array::plan::Plan;
 use longrun_array::{
-    BufferId, CpuDevice, CpuOptions, Device, Inputs, Limits, MatrixSpec, Op, Runtime, Ticket,
+    BufferId, CpuDevice, CpuOptions, Device, Inputs, Limits, MatrixSpec, Op, Runtime, Stored,
+    Ticket,
 };
 
 /// One line an operation: its case, and how far its fast kernels may be from its definition, as a part of the largest
@@ -79,12 +80,13 @@ struct Outcome {
 }
 
 /// Runs a case's script on a device. The seed alone decides shapes, weights and batches.
-fn run(case: Case, seed: u64, options: CpuOptions) -> Outcome {
+fn run(case: Case, (seed, stored): (u64, Stored), options: CpuOptions) -> Outcome {
     let ops = Arc::new(Mutex::new(BTreeSet::new()));
     let device = Spy { inner: CpuDevice::new(options), ops: ops.clone() };
-    let mut rig = Rig::new(Runtime::new(Box::new(device), Limits::default()), Rng::new(seed));
+    let mut rig =
+        Rig::new(Runtime::new(Box::new(device), Limits::default()), Rng::new(seed), stored);
     let model = case(&mut rig);
-    let Rig { mut rt, mut rng, states } = rig;
+    let Rig { mut rt, mut rng, states, .. } = rig;
     rt.prepare(&model, &script_keys(), WIDTHS).unwrap();
 
     let rows = rng.int(1, MOST_ROWS);
@@ -135,17 +137,21 @@ fn fast_kernels_agree_with_the_definitions_and_with_each_other() {
         if only.as_ref().is_some_and(|only| only != name) {
             continue;
         }
-        for seed in 1..=3 {
-            let want = run(*case, seed, common::definition());
+        // What reads or writes paged states does it for every type of theirs.
+        let paged = ["WriteKv", "Attention", "Select"].contains(name);
+        let types = if paged { &Stored::ALL[..] } else { &[Stored::F32] };
+        for of in types.iter().flat_map(|stored| (1..=3).map(move |seed| (seed, *stored))) {
+            let want = run(*case, of, common::definition());
             let snake = |op: &String| op.replace('_', "") == name.to_lowercase();
             assert!(want.ops.iter().any(snake), "the case of {name} has {:?}", want.ops);
             assert!(bits(&want.numbers).any(|x| x != 0), "{name}: all zeros");
             let mut first = None;
             for options in common::machines(true) {
-                let got = run(*case, seed, options).numbers;
-                assert_close(&format!("{name} {options:?}"), &got, &want.numbers, *tolerance);
+                let got = run(*case, of, options).numbers;
+                let name = format!("{name} {of:?} {options:?}");
+                assert_close(&name, &got, &want.numbers, *tolerance);
                 let first = first.get_or_insert_with(|| got.clone());
-                assert!(bits(&got).eq(bits(first)), "{name} {options:?}: other bits");
+                assert!(bits(&got).eq(bits(first)), "{name}: other bits");
             }
         }
     }

@@ -12,7 +12,7 @@ use common::{
 use longrun_array::matmul::Isa;
 use longrun_array::{
     AttentionSpec, CpuOptions, DecayCurve, Delta, DeltaHeads, ExpertsUp, Format, Map, Record,
-    Runtime, Scoring, State, StateKind, Step, Tensor, Weight,
+    Runtime, Scoring, State, StateKind, Step, Stored, Tensor, Weight,
 };
 use proptest::prelude::*;
 
@@ -51,14 +51,19 @@ struct Tiny {
 }
 
 impl Tiny {
-    fn new(rt: &Runtime, rng: &mut Rng) -> Self {
+    /// `stored` are the types of keys and of values.
+    fn new(rt: &Runtime, rng: &mut Rng, stored: [Stored; 2]) -> Self {
         let mut m = |format, experts, rows, cols| {
             random_matrix(rt, rng, spec(format, experts, rows, cols)).0
         };
         let qkv = (HEADS + 2 * KV) * DIM;
         let cache = |table| {
-            [StateKind::Keys { heads: KV, dim: DIM }, StateKind::Values { heads: KV, dim: DIM }]
-                .map(|kind| State::new(rt, kind, MOST_ROWS * WIDTHS[table], table).unwrap())
+            let blocks = MOST_ROWS * WIDTHS[table];
+            let kinds = [
+                StateKind::Keys { heads: KV, dim: DIM },
+                StateKind::Values { heads: KV, dim: DIM },
+            ];
+            [0, 1].map(|i| State::entries(rt, kinds[i], blocks, table, 1, stored[i]).unwrap())
         };
         let slots = |len| State::new(rt, StateKind::slots(len), SLOTS, 0).unwrap();
         let back = HEADS * DIM;
@@ -153,9 +158,13 @@ impl Record for Tiny {
 /// The bits of every result, by sequence and position.
 type Bits = Vec<Vec<Vec<u32>>>;
 
-fn run(options: CpuOptions, sequences: &[Sequence], steps: &[Vec<(usize, common::Row)>]) -> Bits {
+fn run(
+    (options, stored): (CpuOptions, [Stored; 2]),
+    sequences: &[Sequence],
+    steps: &[Vec<(usize, common::Row)>],
+) -> Bits {
     let mut rt = cpu(options);
-    let model = Tiny::new(&rt, &mut Rng::new(11));
+    let model = Tiny::new(&rt, &mut Rng::new(11), stored);
     rt.prepare(&model, &script_keys(), WIDTHS).unwrap();
     let mut bits: Bits = vec![Vec::new(); sequences.len()];
     for step in steps {
@@ -180,11 +189,12 @@ fn one_by_one(sequences: &[Sequence]) -> Vec<Vec<(usize, common::Row)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(16) })]
 
     #[test]
     fn neighbours_cuts_threads_and_instruction_sets_change_no_bit(
         seed: u64, rows in 1..=MOST_ROWS, threads in 1..4_usize, isa in 0..3_usize, exact: bool,
+        stored in prop::array::uniform2(prop::sample::select(&Stored::ALL[..])),
     ) {
         let mut rng = Rng::new(seed);
         let sequences = sequences(&mut rng, rows, 130);
@@ -192,9 +202,9 @@ proptest! {
         let plain = CpuOptions { threads: 1, isa: Some(Isa::SCALAR), exact, reference: false };
         let isa = Isa::available().nth(isa).unwrap_or(Isa::detect());
         let machine = CpuOptions { threads, isa: Some(isa), ..plain };
-        let want = run(plain, &sequences, &one_by_one(&sequences));
+        let want = run((plain, stored), &sequences, &one_by_one(&sequences));
         prop_assert!(want.iter().flatten().flatten().all(|x| f32::from_bits(*x).is_finite()));
-        prop_assert!(run(machine, &sequences, &steps) == want, "other bits on {:?}", machine);
+        prop_assert!(run((machine, stored), &sequences, &steps) == want, "other bits on {:?} {:?}", machine, stored);
     }
 }
 
@@ -208,16 +218,16 @@ fn a_shared_beginning_is_as_good_as_an_own_one() {
     for (sequence, end) in alone.iter_mut().zip(&ends) {
         sequence.ids = [&start[..], end].concat();
     }
-    let attention_only = |rt: &Runtime| {
-        let tiny = Tiny::new(rt, &mut Rng::new(11));
+    let attention_only = |rt: &Runtime, stored| {
+        let tiny = Tiny::new(rt, &mut Rng::new(11), [stored; 2]);
         net(move |step| {
             let x = tiny.attend(step.ids().embed(&tiny.embed, 1.0), 0);
             step.emit(x.take_outputs().linear(&tiny.head, None));
         })
     };
-    let run = |sequences: &[Sequence], first_reads: [usize; 2]| {
+    let run = |sequences: &[Sequence], first_reads: [usize; 2], stored| {
         let mut rt = cpu(common::threads(2));
-        let model = attention_only(&rt);
+        let model = attention_only(&rt, stored);
         rt.prepare(&model, &script_keys(), WIDTHS).unwrap();
         let begin = [sequences[0].row(0, 64), sequences[1].row(0, first_reads[1])];
         let begin = &begin[..1 + usize::from(first_reads[1] > 0)];
@@ -225,9 +235,10 @@ fn a_shared_beginning_is_as_good_as_an_own_one() {
         let end: Vec<_> = sequences.iter().map(|s| s.row(64, s.ids.len())).collect();
         common::run_step(&mut rt, script_key(&end), &end, 16 * LOGITS).unwrap()
     };
-    let want = run(&alone, [64, 64]);
     let mut shared = alone.clone();
     let (first, second) = shared.split_at_mut(1);
     second[0].tables[0][..2].copy_from_slice(&first[0].tables[0][..2]);
-    assert_eq!(run(&shared, [64, 0]), want);
+    for stored in Stored::ALL {
+        assert_eq!(run(&shared, [64, 0], stored), run(&alone, [64, 64], stored), "{stored:?}");
+    }
 }

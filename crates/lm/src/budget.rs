@@ -71,7 +71,8 @@ pub fn divide(spec: &CacheSpec, room: Room, memory: Memory, taken: usize) -> Res
     let snapshots = share.checked_div(each).unwrap_or(MOST_SNAPSHOTS).min(MOST_SNAPSHOTS);
     let room = Room { snapshots, ..room };
     // More than every row and snapshot can hold is of no use.
-    let useful = room.context.saturating_mul(room.rows + snapshots).min(crate::executor::MOST_TOKENS);
+    let useful =
+        room.context.saturating_mul(room.rows + snapshots).min(crate::executor::MOST_TOKENS);
     let tokens = most(useful, |tokens| spec.bytes(Room { tokens, ..room }) <= left);
     Ok(Room { tokens, ..room })
 }

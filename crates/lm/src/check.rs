@@ -3,7 +3,7 @@
 //! Owns the comparison. A vector is a prompt with the logits that a reference computed for each of its tokens, and
 //! perhaps its greedy continuation with the margin of each choice. All modes go through [`Executor::run`].
 
-use longrun_array::{BLOCK, Device, Limits, Wanted};
+use longrun_array::{BLOCK, Device, Stored, Wanted};
 use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
@@ -16,6 +16,19 @@ use crate::weights::Source;
 
 /// A greedy choice whose margin is below this may go either way.
 pub const NEAR_TIE: f32 = 1e-3;
+
+/// The largest difference allowed by default, relative to the largest logit, for keys and values of type `kv`. That of f32
+/// is the noise of sums. The others hold for models without experts and indexers, whose choices a rounding can turn
+/// around; docs/families.md has what was measured.
+pub const fn tolerance(kv: Stored) -> f32 {
+    match kv {
+        Stored::F32 => 1e-4,
+        Stored::F16 => 1e-2,
+        Stored::BF16 => 5e-2,
+        Stored::Q8 => 2e-1,
+        Stored::Q4 => 1.0,
+    }
+}
 
 /// One prompt with what a reference says of it.
 pub struct Vector {
@@ -129,20 +142,33 @@ fn floats(file: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>> {
     Ok(words.iter().map(|w| f32::from_le_bytes(*w)).collect())
 }
 
-/// Runs every vector in every mode.
+/// Runs every vector in every mode, with keys and values in f32.
 ///
 /// # Errors
-/// The model can't be loaded or run, or a vector has another vocabulary.
+/// As [`check_stored`].
 pub fn check(
     device: Box<dyn Device>,
     checkpoint: &Checkpoint,
     vectors: &[Vector],
 ) -> Result<Vec<Row>> {
+    check_stored(device, checkpoint, vectors, Stored::F32)
+}
+
+/// Runs every vector in every mode, with keys and values of type `kv`.
+///
+/// # Errors
+/// The model can't be loaded or run, or a vector has another vocabulary.
+pub fn check_stored(
+    device: Box<dyn Device>,
+    checkpoint: &Checkpoint,
+    vectors: &[Vector],
+    kv: Stored,
+) -> Result<Vec<Row>> {
     let config = Config::new(checkpoint.config())?;
     let longest = vectors.iter().map(|v| v.prompt.len() + v.greedy.len()).max().unwrap_or(1);
     let tokens = 2 * (longest + 1).next_multiple_of(BLOCK);
     let room = Room { rows: 2, context: longest + 1, tokens, chunk: 511, snapshots: 0, drafts: 0 };
-    let setup = Setup { room, per_token: true, limits: Limits::default() };
+    let setup = Setup { per_token: true, kv, ..Setup::new(room) };
     let source = Source::Checkpoint(checkpoint);
     let mut exec = Executor::new(device, &config, source, setup, &|_, _| {})?;
     let mut rows = Vec::new();
@@ -157,7 +183,7 @@ pub fn check(
             return Err(Error::file(what).at(&vector.name));
         }
         let beside = &vectors[(i + 1) % vectors.len()].prompt;
-        check_vector(&mut exec, vector, beside, &mut rows)?;
+        check_vector(&mut exec, vector, beside, near_tie(vector, kv), &mut rows)?;
     }
     Ok(rows)
 }
@@ -166,6 +192,7 @@ fn check_vector(
     exec: &mut Executor,
     v: &Vector,
     beside: &[u32],
+    near_tie: f32,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
     let mut first: Option<Vec<f32>> = None;
@@ -179,7 +206,7 @@ fn check_vector(
         // The reference's positions are those of a text as long as the prompt.
         let mut seq = exec.admit(v.prompt.len())?;
         let logits = feed(exec, &mut seq, &v.prompt, chunk, beside)?;
-        let agreed = greedy(exec, &mut seq, &logits, &v.greedy)?;
+        let agreed = greedy(exec, &mut seq, &logits, (&v.greedy, near_tie))?;
         exec.release(seq);
         let same_bits = first
             .as_ref()
@@ -229,15 +256,25 @@ fn feed(
     result.map(|()| all)
 }
 
+/// The margin below which a greedy choice may go either way: with rounded keys and values one that two logits at the ends
+/// of what is allowed could turn around.
+fn near_tie(v: &Vector, kv: Stored) -> f32 {
+    if kv == Stored::F32 { NEAR_TIE } else { NEAR_TIE.max(2.0 * tolerance(kv) * largest(v)) }
+}
+
+fn largest(v: &Vector) -> f32 {
+    v.logits.iter().fold(0.0, |m, x| m.max(x.abs()))
+}
+
 /// (greedy tokens equal to the reference's, tokens compared), up to the first near tie.
 fn greedy(
     exec: &mut Executor,
     seq: &mut Sequence,
     logits: &[f32],
-    want: &[(u32, f32)],
+    (want, near_tie): (&[(u32, f32)], f32),
 ) -> Result<(usize, usize)> {
     let vocab = exec.vocab();
-    let sure = want.iter().take_while(|(_, margin)| *margin >= NEAR_TIE).count();
+    let sure = want.iter().take_while(|(_, margin)| *margin >= near_tie).count();
     let mut next = best(&logits[logits.len() - vocab..]);
     for (i, (id, _)) in want[..sure].iter().enumerate() {
         if next != *id {
@@ -262,7 +299,6 @@ fn compare(v: &Vector, mode: Mode, logits: &[f32], agreed: (usize, usize), same:
     // A NaN must not hide: it counts as infinitely far.
     let worst = |m: f32, d: f32| if d.is_nan() { f32::INFINITY } else { m.max(d) };
     let max_abs = logits.iter().zip(&v.logits).map(diff).fold(0.0, worst);
-    let largest = v.logits.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     let pairs = logits.chunks(vocab).zip(v.logits.chunks(vocab));
     let equal = pairs.filter(|(a, b)| best(a) == best(b)).count();
     Row {
@@ -270,7 +306,7 @@ fn compare(v: &Vector, mode: Mode, logits: &[f32], agreed: (usize, usize), same:
         mode,
         tokens: n,
         max_abs,
-        relative: max_abs / largest,
+        relative: max_abs / largest(v),
         argmax_agreement: equal as f32 / n as f32,
         greedy_agreed: agreed.0,
         greedy_compared: agreed.1,

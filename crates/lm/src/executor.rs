@@ -4,11 +4,12 @@
 //! reference vectors, soaking. It knows no text, no sampling and no order of service.
 
 use longrun_array::{
-    BLOCK, Device, Head, Inputs, Key, Limits, Outputs, Record, RowInput, Rows, Runtime, Step, Usage,
-    Wanted,
+    BLOCK, Device, Head, IN_FLIGHT, InputLayout, Inputs, Key, Limits, Outputs, Record, RowInput,
+    Rows, Runtime, Step, Stored, Tag, Usage, Wanted,
 };
 
-use crate::cache::{self, Caches, Copied, Pools, Room, Sequence, Snapshot};
+use crate::budget::{Memory, Parts, divide};
+use crate::cache::{self, CacheSpec, Caches, Copied, Pools, Room, Sequence, Snapshot};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::models::{self, Model};
@@ -37,12 +38,33 @@ pub struct Setup {
     pub per_token: bool,
     /// Limits of the runtime.
     pub limits: Limits,
+    /// The type of keys and values.
+    pub kv: Stored,
+    /// What everything on the device may take. Then the numbers of tokens and snapshots of `room` are not what is asked for
+    /// but what fits.
+    pub memory: Option<Memory>,
+}
+
+impl Setup {
+    /// A room as it is, keys and values in f32, logits for the last token of a row.
+    pub fn new(room: Room) -> Self {
+        let (limits, kv) = (Limits::default(), Stored::F32);
+        Self { room, per_token: false, limits, kv, memory: None }
+    }
 }
 
 /// A model with its caches, as one recordable step.
 struct Bound {
     model: Box<dyn Model>,
     caches: Caches,
+    pools: Pools,
+}
+
+impl Bound {
+    fn new(runtime: &Runtime, model: Box<dyn Model>, spec: &CacheSpec, room: Room) -> Result<Self> {
+        let (caches, pools) = cache::make(runtime, spec, room)?;
+        Ok(Self { model, caches, pools })
+    }
 }
 
 impl Record for Bound {
@@ -56,12 +78,12 @@ pub struct Executor {
     // Plans name the states and weights of `bound`: they are dropped before it.
     runtime: Runtime,
     bound: Bound,
-    pools: Pools,
     inputs: Inputs,
     logits: Vec<f32>,
     vocab: usize,
     rope: RopeSpec,
     per_token: bool,
+    parts: Parts,
 }
 
 impl Executor {
@@ -79,15 +101,34 @@ impl Executor {
         let mut runtime = Runtime::new(device, setup.limits);
         let room = clamp(setup.room)?;
         let model = models::load(&runtime, config, source, progress)?;
-        let (caches, pools) = cache::make(&runtime, &model.caches(), room)?;
-        let bound = Bound { model, caches };
+        let weights = runtime.usage().live.bytes;
+        let spec = model.caches().stored_as(setup.kv);
         let keys = keys(room, setup.per_token);
-        runtime.prepare(&bound, &keys, pools.widths())?;
+        // Plans have to be made once to know what steps take.
+        let trial = Room { context: room.context.min(BLOCK), tokens: 0, snapshots: 0, ..room };
+        let (bound, room) = match setup.memory {
+            None => (Bound::new(&runtime, model, &spec, room)?, room),
+            Some(memory) => {
+                let bound = Bound::new(&runtime, model, &spec, trial)?;
+                runtime.prepare(&bound, &keys, bound.pools.widths())?;
+                let steps = step_bytes(&runtime) + input_growth(&keys, &spec, trial, room);
+                let room = divide(&spec, room, memory, weights + steps)?;
+                let Bound { model, .. } = bound;
+                (Bound::new(&runtime, model, &spec, room)?, room)
+            }
+        };
+        runtime.prepare(&bound, &keys, bound.pools.widths())?;
+        let parts = Parts::of(&spec, room, weights, step_bytes(&runtime));
         let inputs = runtime.inputs();
         let rows = keys.iter().map(|k| k.output_capacity()).max().unwrap_or(0);
         let logits = vec![0.0; rows * config.vocab];
         let (vocab, rope, per_token) = (config.vocab, config.rope.clone(), setup.per_token);
-        Ok(Self { runtime, bound, pools, inputs, logits, vocab, rope, per_token })
+        Ok(Self { runtime, bound, inputs, logits, vocab, rope, per_token, parts })
+    }
+
+    /// Where the bytes of the device go. It never changes.
+    pub fn parts(&self) -> Parts {
+        self.parts
     }
 
     /// A place for one more sequence, of `most` tokens at most: its positions may depend on that.
@@ -95,17 +136,17 @@ impl Executor {
     /// # Errors
     /// All rows are taken.
     pub fn admit(&mut self, most: usize) -> Result<Sequence> {
-        self.pools.admit(self.rope.stretch(most))
+        self.bound.pools.admit(self.rope.stretch(most))
     }
 
     /// Takes a sequence's place back.
     pub fn release(&mut self, seq: Sequence) {
-        self.pools.release(seq);
+        self.bound.pools.release(seq);
     }
 
     /// The pools that sequences live in.
     pub fn pools(&self) -> &Pools {
-        &self.pools
+        &self.bound.pools
     }
 
     /// Holds room for `count` more tokens of a sequence; false if no block is free for them.
@@ -113,7 +154,7 @@ impl Executor {
     /// # Errors
     /// The context is full, or the device failed to copy what others hold too.
     pub fn reserve(&mut self, seq: &mut Sequence, count: usize) -> Result<bool> {
-        let done = self.pools.reserve(seq, count);
+        let done = self.bound.pools.reserve(seq, count);
         self.copy()?;
         done
     }
@@ -123,9 +164,9 @@ impl Executor {
     /// # Errors
     /// The device failed to copy its record.
     pub fn keep(&mut self, seq: &Sequence) -> Result<Option<Snapshot>> {
-        let Some(kept) = self.pools.keep(seq) else { return Ok(None) };
+        let Some(kept) = self.bound.pools.keep(seq) else { return Ok(None) };
         if let Err(error) = self.copy() {
-            self.pools.forget(kept);
+            self.bound.pools.forget(kept);
             return Err(error);
         }
         Ok(Some(kept))
@@ -133,7 +174,7 @@ impl Executor {
 
     /// How many of the first `common` tokens of a snapshot a sequence can go on from.
     pub fn serves(&self, snapshot: &Snapshot, common: usize) -> usize {
-        self.pools.serves(snapshot, common)
+        self.bound.pools.serves(snapshot, common)
     }
 
     /// A sequence that goes on from the first `cut` tokens of a snapshot, of which [`serves`](Self::serves) said so.
@@ -141,9 +182,9 @@ impl Executor {
     /// # Errors
     /// All rows are taken, or the device failed to copy the record.
     pub fn restore(&mut self, snapshot: &Snapshot, cut: usize) -> Result<Sequence> {
-        let seq = self.pools.restore(snapshot, cut)?;
+        let seq = self.bound.pools.restore(snapshot, cut)?;
         if let Err(error) = self.copy() {
-            self.pools.release(seq);
+            self.bound.pools.release(seq);
             return Err(error);
         }
         Ok(seq)
@@ -151,7 +192,7 @@ impl Executor {
 
     /// Takes a snapshot's place back.
     pub fn forget(&mut self, snapshot: Snapshot) {
-        self.pools.forget(snapshot);
+        self.bound.pools.forget(snapshot);
     }
 
     /// What the positions of a text of `most` tokens are stretched by.
@@ -162,7 +203,7 @@ impl Executor {
     /// Copies on the device what the pools have noted.
     fn copy(&mut self) -> Result<()> {
         let (runtime, caches) = (&mut self.runtime, &self.bound.caches);
-        for copied in self.pools.take_copies() {
+        for copied in self.bound.pools.take_copies() {
             match copied {
                 Copied::Block { pool, from, to } => caches
                     .of_pool(pool)
@@ -178,12 +219,12 @@ impl Executor {
 
     /// Whether no sequence holds a place in the pools.
     pub fn all_free(&self) -> bool {
-        self.pools.all_free()
+        self.bound.pools.all_free()
     }
 
     /// The room that was made.
     pub fn room(&self) -> Room {
-        self.pools.room()
+        self.bound.pools.room()
     }
 
     /// All counts now.
@@ -194,6 +235,11 @@ impl Executor {
     /// Bytes of all caches.
     pub fn cache_bytes(&self) -> usize {
         self.bound.caches.bytes()
+    }
+
+    /// All caches.
+    pub fn caches(&self) -> &Caches {
+        &self.bound.caches
     }
 
     /// How many plans there are. It never changes.
@@ -234,9 +280,9 @@ impl Executor {
         })?;
         self.inputs.begin(key);
         for span in spans.iter_mut() {
-            let confirmed = confirmed(span, self.pools.room().drafts)?;
+            let confirmed = confirmed(span, self.bound.pools.room().drafts)?;
             if !self.reserve(span.seq, span.ids.len())? {
-                let (_, all) = self.pools.paged();
+                let (_, all) = self.bound.pools.paged();
                 let what = format!("all {all} blocks of {BLOCK} tokens are taken");
                 return Err(Error::new(Kind::Limit, what));
             }
@@ -286,6 +332,21 @@ fn fit(tokens: usize, rows: usize, results: usize, per_token: bool) -> Option<Ke
 
 /// Tokens of all sequences together at most: their block numbers take memory on the host.
 pub(crate) const MOST_TOKENS: usize = 1 << 28;
+
+/// Bytes of temporaries, and of inputs and outputs of steps.
+fn step_bytes(runtime: &Runtime) -> usize {
+    let usage = runtime.usage();
+    usage.tag(Tag::Arena).bytes + usage.tag(Tag::Io).bytes
+}
+
+/// Bytes by which inputs grow from one room to another: block tables are as long as the context.
+fn input_growth(keys: &[Key], spec: &CacheSpec, from: Room, to: Room) -> usize {
+    let bytes = |room| {
+        let layout = |key: &Key| InputLayout::new(*key, spec.widths(room)).words() * 4;
+        keys.iter().map(layout).max().unwrap_or(0)
+    };
+    IN_FLIGHT * (bytes(to) - bytes(from))
+}
 
 /// The room in whole steps of the key ladder.
 fn clamp(room: Room) -> Result<Room> {

@@ -6,7 +6,7 @@
 mod families;
 
 use families::VOCAB;
-use longrun_array::{CpuDevice, CpuOptions, Limits, Wanted};
+use longrun_array::{CpuDevice, CpuOptions, Wanted};
 use longrun_lm::cache::{Room, Sequence};
 use longrun_lm::executor::{Executor, Setup, Span};
 use longrun_lm::weights::Source;
@@ -23,9 +23,15 @@ const ROWS: usize = 3;
 fn executor(family: &str) -> Executor {
     let config = families::config(family);
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
-    let room =
-        Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST, snapshots: 0, drafts: 0 };
-    let setup = Setup { room, per_token: true, limits: Limits::default() };
+    let room = Room {
+        rows: ROWS,
+        context: LONGEST,
+        tokens: ROWS * LONGEST,
+        chunk: LONGEST,
+        snapshots: 0,
+        drafts: 0,
+    };
+    let setup = Setup { per_token: true, ..Setup::new(room) };
     Executor::new(Box::new(device), &config, Source::Seed(7), setup, &|_, _| {}).unwrap()
 }
 

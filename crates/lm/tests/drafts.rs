@@ -4,7 +4,7 @@
 mod families;
 
 use families::VOCAB;
-use longrun_array::{CpuDevice, CpuOptions, Limits, Wanted};
+use longrun_array::{CpuDevice, CpuOptions, Wanted};
 use longrun_lm::cache::{Room, Sequence};
 use longrun_lm::executor::{Executor, Setup, Span};
 use longrun_lm::weights::Source;
@@ -21,8 +21,8 @@ const CHUNK: usize = 12;
 fn executor(family: &str) -> Executor {
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let (context, tokens) = (LONGEST, ROWS * LONGEST.next_multiple_of(32));
-    let room = Room { rows: ROWS, context, tokens, chunk: CHUNK, drafts: DRAFTS };
-    let setup = Setup { room, per_token: false, limits: Limits::default() };
+    let room = Room { rows: ROWS, context, tokens, chunk: CHUNK, snapshots: 0, drafts: DRAFTS };
+    let setup = Setup::new(room);
     let config = families::config(family);
     Executor::new(Box::new(device), &config, Source::Seed(7), setup, &|_, _| {}).unwrap()
 }
@@ -152,7 +152,7 @@ fn plainly(exec: &mut Executor, ids: &[u32]) -> Vec<Vec<u32>> {
         exec.run(&mut [span]).unwrap().iter().map(|x| x.to_bits()).collect()
     };
     let bits = ids.iter().copied().map(one).collect();
-    exec.pools().release(seq);
+    exec.release(seq);
     bits
 }
 
@@ -174,7 +174,7 @@ fn run(family: &str) {
                 texts.iter().zip(&want).map(|(ids, want)| row((&ids[..], &want[..]))).collect();
             script.iter().for_each(|moves| step(exec, &mut rows, moves, family));
             (0..LONGEST).for_each(|_| step(exec, &mut rows, &[Move::Read(1); ROWS], family));
-            rows.into_iter().for_each(|row| exec.pools().release(row.seq));
+            rows.into_iter().for_each(|row| exec.release(row.seq));
             Ok(())
         })
         .unwrap();
@@ -193,7 +193,7 @@ fn more_drafts_than_there_is_room_for_are_refused() {
             assert!(error.contains("drafts"), "{error}");
             assert_eq!((seq.past, seq.drafts()), (0, 0));
         }
-        exec.pools().release(seq);
+        exec.release(seq);
     }
 }
 

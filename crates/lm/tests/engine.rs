@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use longrun_array::{CpuDevice, CpuOptions, Limits};
+use longrun_array::{CpuDevice, CpuOptions};
 use longrun_lm::cache::Room;
 use longrun_lm::config::Config;
 use longrun_lm::engine::{Engine, Event, FinishReason, Request, RowId};
@@ -21,7 +21,7 @@ fn engine(family: &str, room: Room) -> Engine {
         TinyShape { layers: Some(3), interval: Some(3), hidden: Some(32), ..TinyShape::default() };
     let config = Config::loose(&tiny::config(family, shape).unwrap()).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
-    let setup = Setup { room, per_token: false, limits: Limits::default() };
+    let setup = Setup::new(room);
     let source = Source::Seed(3);
     Engine::new(Executor::new(Box::new(device), &config, source, setup, &|_, _| {}).unwrap())
 }

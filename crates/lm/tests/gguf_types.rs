@@ -138,15 +138,15 @@ fn twins(kind: &Type) -> (Checkpoint, Checkpoint) {
 /// Logits of a short text, in full precision.
 fn logits(checkpoint: &Checkpoint) -> Vec<f32> {
     let config = Config::new(checkpoint.config()).unwrap();
-    let room = Room { rows: 1, context: 32, tokens: 32, chunk: 16 };
+    let room = Room { rows: 1, context: 32, tokens: 32, chunk: 16, snapshots: 0, drafts: 0 };
     let options = CpuOptions { threads: 1, exact: true, ..CpuOptions::default() };
-    let setup = Setup { room, per_token: true, limits: Limits::default() };
+    let setup = Setup { per_token: true, ..Setup::new(room) };
     let source = Source::Checkpoint(checkpoint);
     let device = Box::new(CpuDevice::new(options));
     let mut exec = Executor::new(device, &config, source, setup, &|_, _| {}).unwrap();
     let mut seq = exec.admit(16).unwrap();
     let ids: Vec<u32> = (0..11).map(|i| i * 7 % VOCAB as u32).collect();
-    let span = Span { seq: &mut seq, ids: &ids, wanted: Wanted::All };
+    let span = Span { seq: &mut seq, ids: &ids, wanted: Wanted::All, drafts: 0 };
     let logits = exec.run(&mut [span]).unwrap().to_vec();
     exec.pools().release(seq);
     assert!(logits.iter().all(|x| x.is_finite()));

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use longrun_array::{BLOCK, CpuDevice, CpuOptions, Limits};
+use longrun_array::{BLOCK, CpuDevice, CpuOptions};
 use longrun_lm::cache::Room;
 use longrun_lm::config::Config;
 use longrun_lm::engine::{Engine, Event, FinishReason, Priority, Request, RowId, Service, Stats};
@@ -33,7 +33,7 @@ fn engine(family: &str, room: Room) -> Engine {
         TinyShape { layers: Some(4), interval: Some(2), hidden: Some(32), ..TinyShape::default() };
     let config = Config::loose(&tiny::config(family, shape).unwrap()).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
-    let setup = Setup { room, per_token: false, limits: Limits::default() };
+    let setup = Setup::new(room);
     let exec = Executor::new(Box::new(device), &config, Source::Seed(3), setup, &|_, _| {});
     Engine::new(exec.unwrap_or_else(|e| panic!("{family}: {e}")))
 }
@@ -97,7 +97,8 @@ fn answer(engine: &mut Engine, request: Request) -> Answer {
 const CONTEXT: usize = 700;
 
 /// Little more memory than one text needs, so that rows wait, lose their places and push snapshots out.
-const TIGHT: Room = Room { rows: 5, context: CONTEXT, tokens: CONTEXT, chunk: 48, snapshots: 9, drafts: 0 };
+const TIGHT: Room =
+    Room { rows: 5, context: CONTEXT, tokens: CONTEXT, chunk: 48, snapshots: 9, drafts: 0 };
 
 fn request(random: &mut Random, headers: &[Vec<u32>], texts: &[Vec<u32>]) -> Request {
     let mut prompt = Vec::new();

@@ -1,6 +1,6 @@
 //! Positions that depend on the length of a text: settled when a sequence is admitted, whatever happens to it later.
 
-use longrun_array::{CpuDevice, CpuOptions, Limits, Wanted};
+use longrun_array::{CpuDevice, CpuOptions, Limits, Stored, Wanted};
 use longrun_lm::cache::Room;
 use longrun_lm::config::Config;
 use longrun_lm::executor::{Executor, Setup, Span};
@@ -19,7 +19,7 @@ fn executor(rope: &Value) -> Executor {
     let config = Config::loose(&config).unwrap();
     let room = Room { rows: 2, context: 128, tokens: 256, chunk: 64, snapshots: 0, drafts: 0 };
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
-    let setup = Setup { room, per_token: true, limits: Limits::default() };
+    let setup = Setup { per_token: true, ..Setup::new(room) };
     Executor::new(Box::new(device), &config, Source::Seed(5), setup, &|_, _| {}).unwrap()
 }
 

@@ -41,6 +41,24 @@ pub(crate) struct CpuArgs {
     pub(crate) exact: bool,
 }
 
+/// Types of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvName {
+    F32,
+    F16,
+    Bf16,
+    Q8,
+    Q4,
+}
+
+/// What caches keep.
+#[derive(ClapArgs, Clone, Copy)]
+pub(crate) struct KvArgs {
+    /// The type of stored keys and values
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvName::F32)]
+    pub(crate) kv_type: KvName,
+}
+
 /// What goes beside the weights.
 #[derive(ClapArgs)]
 pub(crate) struct AdapterArgs {
@@ -113,6 +131,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) adapter: AdapterArgs,
     #[command(flatten)]
+    pub(crate) kv: KvArgs,
+    #[command(flatten)]
     pub(crate) cpu: CpuArgs,
 }
 
@@ -131,14 +151,17 @@ pub(crate) struct CheckArgs {
     /// The reference vectors [default: golden.safetensors beside the model]
     #[arg(long, value_name = "FILE")]
     pub(crate) against: Option<PathBuf>,
-    /// The largest difference allowed, relative to the largest logit
-    #[arg(long, value_name = "X", default_value_t = 1e-4)]
-    pub(crate) tolerance: f32,
+    /// The largest difference allowed, relative to the largest logit [default: 1e-4, or what docs/families.md says of
+    /// the type of keys and values]
+    #[arg(long, value_name = "X")]
+    pub(crate) tolerance: Option<f32>,
     /// Print a JSON array instead of a table
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) adapter: AdapterArgs,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
 }
@@ -254,6 +277,8 @@ pub(crate) struct SoakArgs {
     pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) adapter: AdapterArgs,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
 }

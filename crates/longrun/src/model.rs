@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use longrun_lm::Result;
 use longrun_lm::adapter::Adapter;
-use longrun_lm::array::{CpuDevice, CpuOptions, Device, Limits, NullDevice};
-use longrun_lm::cache::Room;
+use longrun_lm::array::{CpuDevice, CpuOptions, Device, NullDevice, Stored};
+use longrun_lm::cache::{CacheType, Caches};
 use longrun_lm::checkpoint::EmbeddedFile;
 use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
 use longrun_lm::tiny::TinyShape;
 
-use crate::args::{AdapterArgs, CpuArgs};
+use crate::args::{AdapterArgs, CpuArgs, KvArgs, KvName};
 use crate::hub::HubName;
 use crate::show;
 
@@ -66,12 +66,22 @@ pub(crate) fn null() -> Box<dyn Device> {
     Box::new(NullDevice::new())
 }
 
-/// Loads the weights. Gives the seconds that it took, too.
+/// The type of keys and values.
+pub(crate) fn stored(args: KvArgs) -> Stored {
+    match args.kv_type {
+        KvName::F32 => Stored::F32,
+        KvName::F16 => Stored::F16,
+        KvName::Bf16 => Stored::BF16,
+        KvName::Q8 => Stored::Q8,
+        KvName::Q4 => Stored::Q4,
+    }
+}
+
+/// Loads the weights and says what the caches take. Gives the seconds that it took, too.
 pub(crate) fn load(
     source: &ModelSource,
     device: Box<dyn Device>,
-    room: Room,
-    limits: Limits,
+    setup: Setup,
     seed: u64,
 ) -> Result<(Executor, f64)> {
     let start = Instant::now();
@@ -80,9 +90,22 @@ pub(crate) fn load(
         bar.set_length(all as u64);
         bar.set_position(read as u64);
     };
-    let setup = Setup { room, per_token: false, limits };
     let weights = source.weights(seed);
     let exec = Executor::new(device, &source.config, weights, setup, &report);
     bar.finish_and_clear();
-    Ok((exec?, start.elapsed().as_secs_f64()))
+    let exec = exec?;
+    show::note(&caches_line(exec.caches()));
+    Ok((exec, start.elapsed().as_secs_f64()))
+}
+
+/// What types caches have and what they take.
+fn caches_line(caches: &Caches) -> String {
+    let part = |of: &CacheType| {
+        format!("{} in {}, {} bytes a token", of.caches, of.stored.name(), of.token_bytes)
+    };
+    let mut parts: Vec<String> = caches.types().iter().map(part).collect();
+    if caches.record_bytes() > 0 {
+        parts.push(format!("records in f32, {} bytes a row", caches.record_bytes()));
+    }
+    format!("caches: {}", parts.join("; "))
 }

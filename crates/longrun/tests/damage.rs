@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use common::{Draw, copy_of, golden, read_json, root, scratch};
-use longrun_lm::array::{Limits, NullDevice};
+use longrun_lm::array::NullDevice;
 use longrun_lm::cache::Room;
 use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
@@ -20,8 +20,9 @@ fn load(path: &Path, what: &str) -> Result<()> {
     let work = || {
         let source = ModelSource::open(ModelName::Path(path))?;
         let context = source.config.context.min(64);
-        let room = Room { rows: 2, context, tokens: 2 * context, chunk: 8, snapshots: 0, drafts: 0 };
-        let setup = Setup { room, per_token: false, limits: Limits::default() };
+        let room =
+            Room { rows: 2, context, tokens: 2 * context, chunk: 8, snapshots: 0, drafts: 0 };
+        let setup = Setup::new(room);
         let weights = source.weights(0);
         let device = Box::new(NullDevice::new());
         Executor::new(device, &source.config, weights, setup, &|_, _| {}).map(|_| ())

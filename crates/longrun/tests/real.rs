@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{ids, longrun, read_json, root};
-use longrun_lm::array::{CpuDevice, CpuOptions, Limits, Wanted};
+use longrun_lm::array::{CpuDevice, CpuOptions, Wanted};
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event, Request};
 use longrun_lm::executor::{Executor, Setup, Span};
@@ -23,7 +23,7 @@ const NEAR_TIE_ANYWHERE: f64 = 0.5;
 
 fn executor(source: &ModelSource, exact: bool) -> Executor {
     let room = Room { rows: 1, context: 512, tokens: 512, chunk: 128, snapshots: 0, drafts: 0 };
-    let setup = Setup { room, per_token: true, limits: Limits::default() };
+    let setup = Setup { per_token: true, ..Setup::new(room) };
     let device = CpuDevice::new(CpuOptions { exact, ..CpuOptions::default() });
     let weights = source.weights(0);
     let exec = Executor::new(Box::new(device), &source.config, weights, setup, &|_, _| {});
@@ -75,7 +75,11 @@ fn complete(
 ) -> (Vec<u32>, String) {
     let params = SamplingParams::default();
     engine
-        .admit(Request { prompt, max_tokens, params, stop_ids: Arc::clone(&source.eos) })
+        .submit(Request {
+            params,
+            stop_ids: Arc::clone(&source.eos),
+            ..Request::new(prompt, max_tokens)
+        })
         .unwrap();
     let tokenizer = Arc::clone(source.tokenizer.as_ref().unwrap());
     let mut completion = CompletionText::new(tokenizer, &[]).unwrap();

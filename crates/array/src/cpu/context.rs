@@ -33,11 +33,11 @@ pub(crate) struct Context<'a> {
 // SAFETY: the pointers lead to the arena and to states, which kernels hand out to threads in disjoint pieces.
 unsafe impl Sync for Context<'_> {}
 
-/// A state's memory: `units` pieces of `unit` numbers. In a slot, a record of `record` numbers comes first, then its log of
+/// A state's memory: `units` pieces of `unit` bytes. In a slot, a record of `record` numbers comes first, then its log of
 /// `inputs` numbers a token.
 #[derive(Clone, Copy)]
 pub(crate) struct StateMem {
-    ptr: *mut f32,
+    ptr: *mut u8,
     unit: usize,
     units: usize,
     record: usize,
@@ -48,35 +48,57 @@ pub(crate) struct StateMem {
 unsafe impl Sync for StateMem {}
 
 impl StateMem {
-    /// `len` numbers at `at` of piece `unit`, to be read.
+    /// Where byte `at` of piece `unit` is, `len` bytes before the piece's end or more.
+    #[inline]
+    fn at(&self, unit: usize, at: usize, len: usize) -> *mut u8 {
+        let inside = unit < self.units && at + len <= self.unit;
+        assert!(inside, "a step names block {unit} of {}", self.units);
+        // SAFETY: inside of the state's buffer, which `Context::state` has measured.
+        unsafe { self.ptr.add(unit * self.unit + at) }
+    }
+
+    /// `len` bytes at byte `at` of piece `unit`, to be read.
+    ///
+    /// # Safety
+    /// Nobody writes them meanwhile.
+    #[inline]
+    pub(crate) unsafe fn bytes(&self, unit: usize, at: usize, len: usize) -> &[u8] {
+        // SAFETY: inside of the state's buffer; the caller excludes writers.
+        unsafe { std::slice::from_raw_parts(self.at(unit, at, len), len) }
+    }
+
+    /// `len` bytes at byte `at` of piece `unit`, to be written.
+    ///
+    /// # Safety
+    /// Nobody else touches them meanwhile.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn bytes_mut(&self, unit: usize, at: usize, len: usize) -> &mut [u8] {
+        // SAFETY: inside of the state's buffer; the caller excludes others.
+        unsafe { std::slice::from_raw_parts_mut(self.at(unit, at, len), len) }
+    }
+
+    /// `len` numbers at number `at` of piece `unit` of a state of f32, to be read.
     ///
     /// # Safety
     /// Nobody writes them meanwhile.
     #[inline]
     pub(crate) unsafe fn read(&self, unit: usize, at: usize, len: usize) -> &[f32] {
-        assert!(
-            unit < self.units && at + len <= self.unit,
-            "a step names block {unit} of {}",
-            self.units
-        );
-        // SAFETY: inside of the state's buffer; the caller excludes writers.
-        unsafe { std::slice::from_raw_parts(self.ptr.add(unit * self.unit + at), len) }
+        let from = self.at(unit, at * 4, len * 4).cast();
+        // SAFETY: inside of the state's buffer, whose units are whole numbers; the caller excludes writers.
+        unsafe { std::slice::from_raw_parts(from, len) }
     }
 
-    /// `len` numbers at `at` of piece `unit`, to be written.
+    /// `len` numbers at number `at` of piece `unit` of a state of f32, to be written.
     ///
     /// # Safety
     /// Nobody else touches them meanwhile.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn write(&self, unit: usize, at: usize, len: usize) -> &mut [f32] {
-        assert!(
-            unit < self.units && at + len <= self.unit,
-            "a step names block {unit} of {}",
-            self.units
-        );
-        // SAFETY: inside of the state's buffer; the caller excludes others.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(unit * self.unit + at), len) }
+        let to = self.at(unit, at * 4, len * 4).cast();
+        // SAFETY: inside of the state's buffer, whose units are whole numbers; the caller excludes others.
+        unsafe { std::slice::from_raw_parts_mut(to, len) }
     }
 }
 
@@ -170,19 +192,20 @@ impl<'a> Context<'a> {
 
     /// A state.
     pub(crate) fn state(&self, s: StateRef) -> StateMem {
-        let unit = s.kind.unit();
-        assert!(self.buffer(s.buffer).len() >= s.units * unit * 4);
+        let unit = s.unit_bytes();
+        assert!(self.buffer(s.buffer).len() >= s.units * unit);
         let (record, inputs) = match s.kind {
             StateKind::Slots { len, log } => (len, log.inputs),
-            StateKind::Keys { .. } | StateKind::Values { .. } => (unit, 0),
+            StateKind::Keys { .. } | StateKind::Values { .. } => (0, 0),
         };
-        let ptr = self.addresses[s.buffer.0 as usize].cast();
+        let ptr = self.addresses[s.buffer.0 as usize];
         StateMem { ptr, unit, units: s.units, record, inputs }
     }
 
     /// The scratch of a node in pieces of `unit` numbers, one for each thread; none where it has no scratch.
     pub(crate) fn own(&self, node: usize, unit: usize) -> StateMem {
         let (ptr, len) = self.scratch(node);
-        StateMem { ptr: ptr.cast(), unit, units: len / 4 / unit.max(1), record: unit, inputs: 0 }
+        let bytes = unit * 4;
+        StateMem { ptr, unit: bytes, units: len / bytes.max(1), record: unit, inputs: 0 }
     }
 }

@@ -13,6 +13,7 @@ mod launch;
 mod linear;
 mod memory;
 mod ops;
+mod paged;
 mod pool;
 mod record;
 mod recurrent;

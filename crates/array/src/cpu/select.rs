@@ -7,12 +7,13 @@
 use super::attention::scores;
 use super::context::{Context, StateMem};
 use super::lanes::{exp, per_isa};
+use super::paged::{Paged, with_scratch};
 use super::record::{Row, log};
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
 use crate::op::Op;
 use crate::plan::Plan;
-use crate::state::{StateKind, StateRef};
+use crate::state::StateRef;
 
 /// An indexer's queries and what they look at.
 #[derive(Clone, Copy)]
@@ -30,14 +31,6 @@ impl Indexer<'_> {
     fn visible(&self, c: &Context<'_>, t: usize) -> usize {
         (c.b.positions[t] as usize + 1) / self.keys.every
     }
-
-    /// Numbers of a key.
-    fn dim(&self) -> usize {
-        let StateKind::Keys { dim, .. } = self.keys.kind else {
-            unreachable!("recording checks the kind")
-        };
-        dim
-    }
 }
 
 /// Scratch of a [`Op::Select`]: its best entries so far.
@@ -50,13 +43,15 @@ pub(super) fn scratch_bytes(plan: &Plan, node: usize, rows: usize) -> usize {
 
 /// Chooses for each token; one token is one piece of work.
 pub(super) fn select(c: &Context<'_>, ix: Indexer<'_>, node: usize, out: &MatMut<'_>) {
-    let (mem, dim, k) = (c.state(ix.keys), ix.dim(), ix.k);
+    let (keys, k) = (Paged::new(c, ix.keys), ix.k);
     let most = (0..c.b.tokens).map(|t| ix.visible(c, t)).max().unwrap_or(0);
-    let cost = if most > k { most * ix.heads * dim / 16 } else { k / 4 };
+    let cost = if most > k { most * ix.heads * keys.dims().1 / 16 } else { k / 4 };
     let (ptr, len) = c.scratch(node);
-    let scratch = Scratch(ptr.cast());
+    let heaps = Scratch(ptr.cast());
     assert!(c.b.tokens * k * size_of::<u64>() <= len, "scratch is too small");
-    out.for_rows(c.pool, cost, |t, list| {
+    let run = |t: usize, scratch: &mut [f32]| {
+        // SAFETY: each token is one row, and each token is handed out once.
+        let list = unsafe { out.piece(t, 0, k) };
         let visible = ix.visible(c, t);
         list.fill(f32::from_bits(u32::MAX));
         if visible <= k {
@@ -64,22 +59,43 @@ pub(super) fn select(c: &Context<'_>, ix: Indexer<'_>, node: usize, out: &MatMut
             return all.for_each(|(unit, e)| *unit = f32::from_bits(e));
         }
         // SAFETY: each token has its own part of the scratch, which was measured above.
-        let mut best = Best { heap: unsafe { scratch.part(t * k, k) }, filled: 0 };
-        let (q, weights) = (ix.q.row(t), ix.weights.row(t));
-        for j in 0..visible.div_ceil(BLOCK) {
-            let block = c.b.block(ix.keys.table, c.b.token_row[t] as usize, j);
-            // SAFETY: no kernel writes states while this one runs.
-            let keys = unsafe { mem.read(block, 0, dim * BLOCK) };
-            let mut tile = [0.0; BLOCK];
-            score_tile(c.isa, &mut tile, q, weights, keys, ix.scale);
-            for (at, score) in tile.into_iter().enumerate().take(visible - j * BLOCK) {
-                best.offer(score, (j * BLOCK + at) as u32);
-            }
-        }
-        let entries = best.heap.iter().map(|rank| f32::from_bits(!(*rank as u32)));
+        let best = Best { heap: unsafe { heaps.part(t * k, k) }, filled: 0 };
+        choose(c, ix, keys, t, best, scratch);
+        // SAFETY: as above; the other borrow of the part is gone.
+        let ranks = unsafe { heaps.part(t * k, k) };
+        let entries = ranks.iter().map(|rank| f32::from_bits(!(*rank as u32)));
         list.iter_mut().zip(entries).for_each(|(unit, e)| *unit = e);
         list.sort_unstable_by_key(|unit| unit.to_bits());
+    };
+    share(c.pool, out.rows, cost, |tokens| {
+        if keys.decodes() {
+            with_scratch(|scratch| tokens.for_each(|t| run(t, scratch)));
+        } else {
+            tokens.for_each(|t| run(t, &mut []));
+        }
     });
+}
+
+/// Offers every entry that token `t` sees.
+fn choose(
+    c: &Context<'_>,
+    ix: Indexer<'_>,
+    keys: Paged,
+    t: usize,
+    mut best: Best<'_>,
+    scratch: &mut [f32],
+) {
+    let (visible, q, weights) = (ix.visible(c, t), ix.q.row(t), ix.weights.row(t));
+    for j in 0..visible.div_ceil(BLOCK) {
+        let block = c.b.block(ix.keys.table, c.b.token_row[t] as usize, j);
+        // SAFETY: no kernel writes states while this one runs.
+        let keys = unsafe { keys.tile(c.isa, (block, 0), scratch) };
+        let mut tile = [0.0; BLOCK];
+        score_tile(c.isa, &mut tile, q, weights, keys, ix.scale);
+        for (at, score) in tile.into_iter().enumerate().take(visible - j * BLOCK) {
+            best.offer(score, (j * BLOCK + at) as u32);
+        }
+    }
 }
 
 /// Memory that threads write in disjoint parts.
@@ -163,12 +179,13 @@ per_isa! {
 
 /// The plain twin of [`select`]: everything is sorted.
 pub(super) fn select_reference(c: &Context<'_>, ix: Indexer<'_>, out: &MatMut<'_>) {
-    let (mem, dim) = (c.state(ix.keys), ix.dim());
+    let keys = Paged::new(c, ix.keys);
+    let (_, dim) = keys.dims();
     for t in 0..out.rows {
         let score = |e: usize| {
             let block = c.b.block(ix.keys.table, c.b.token_row[t] as usize, e / BLOCK);
             // SAFETY: no kernel writes states while this one runs.
-            let key = |d: usize| unsafe { mem.read(block, d * BLOCK + e % BLOCK, 1)[0] };
+            let key = |d: usize| unsafe { keys.number(block, 0, d, e % BLOCK) };
             (0..ix.heads).fold(0.0_f32, |score, h| {
                 let q = &ix.q.row(t)[h * dim..][..dim];
                 let dot = q.iter().enumerate().fold(0.0, |dot, (d, q)| key(d).mul_add(*q, dot));

@@ -8,6 +8,7 @@ use crate::device::MatrixSpec;
 use crate::dims::{Axis, Shape};
 use crate::inputs::BLOCK;
 use crate::state::{StateKind, StateRef};
+use crate::stored::Stored;
 use crate::weight::{WeightKind, WeightRef};
 
 /// The most taps of a convolution.
@@ -16,8 +17,8 @@ pub const MOST_TAPS: usize = 8;
 /// The most query heads that share a key head.
 pub const MOST_SHARED_HEADS: usize = 128;
 
-/// The most numbers of a key, and of its value if it has one of its own, where keys are chosen; and of a value that is a
-/// part of its key.
+/// The most numbers of a key, and of its value if it has one of its own, where keys are chosen or not f32; and of a value
+/// that is a part of its key.
 pub const MOST_KEY: usize = 1024;
 
 type Checked = Result<Shape, String>;
@@ -209,6 +210,14 @@ impl Op {
             Self::Attention { q, keys, values, entries, chosen, .. } => {
                 let q = tokens(of(q))?;
                 let s = self.attention(q, keys, values)?;
+                let numbers = gathered(keys, values);
+                let own = match values {
+                    Values::Of(values) => Some(values),
+                    Values::Keys { .. } => None,
+                };
+                for state in [Some(keys), own, entries].into_iter().flatten() {
+                    decoded(state, numbers)?;
+                }
                 if let Some(entries) = entries {
                     let own = matches!(values, Values::Keys { .. });
                     ensure(own && entries.kind == keys.kind, || {
@@ -221,7 +230,6 @@ impl Op {
                     ensure(every > 0 && unit == every, || {
                         format!("a choice of every {every}, entries of every {unit}")
                     })?;
-                    let numbers = gathered(keys, values);
                     ensure(numbers <= MOST_KEY, || {
                         format!("a choice of keys of {numbers}, at most {MOST_KEY}")
                     })?;
@@ -232,6 +240,7 @@ impl Op {
                 let StateKind::Keys { heads: 1, dim } = keys.kind else {
                     return Err(format!("wants keys of one head, has {:?}", keys.kind));
                 };
+                decoded(keys, dim)?;
                 let (q, w) = (tokens(of(q))?, tokens(of(weights))?);
                 ensure(q.cols == heads * dim && w.cols == heads && k > 0, || {
                     format!("{heads} heads of {dim}: q has {} columns, weights {}", q.cols, w.cols)
@@ -338,6 +347,13 @@ fn gathered(keys: StateRef, values: Values) -> usize {
         Values::Keys { .. } => 0,
     };
     dim(keys.kind) + own
+}
+
+/// What is not f32 is decoded a tile at a time, so the numbers of a key and its value are bounded.
+fn decoded(state: StateRef, numbers: usize) -> Result<(), String> {
+    ensure(state.stored == Stored::F32 || numbers <= MOST_KEY, || {
+        format!("keys of {numbers} as {}, at most {MOST_KEY}", state.stored.name())
+    })
 }
 
 /// The most streams of hyper-connections.

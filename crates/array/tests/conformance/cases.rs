@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use longrun_array::{
     ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime, Score, Scoring, State, StateKind,
-    Step, Tensor, Weight,
+    Step, Stored, Tensor, Weight,
 };
 
 use crate::common::{IDS, MOST_ROWS, Rng, WIDTHS, random_matrix, spec};
@@ -13,6 +13,8 @@ use crate::common::{IDS, MOST_ROWS, Rng, WIDTHS, random_matrix, spec};
 pub(crate) struct Rig {
     pub(crate) rt: Runtime,
     pub(crate) rng: Rng,
+    /// The type of paged states.
+    pub(crate) stored: Stored,
     /// All states, to be compared after the last step.
     pub(crate) states: Vec<Arc<State>>,
 }
@@ -45,8 +47,8 @@ const MAPS: [Map; 6] =
     [Map::Silu, Map::GeluTanh, Map::Sigmoid, Map::Relu2, Map::Scale(-1.5), Map::Softcap(0.7)];
 
 impl Rig {
-    pub(crate) fn new(rt: Runtime, rng: Rng) -> Self {
-        Self { rt, rng, states: Vec::new() }
+    pub(crate) fn new(rt: Runtime, rng: Rng, stored: Stored) -> Self {
+        Self { rt, rng, stored, states: Vec::new() }
     }
 
     pub(crate) fn matrix(
@@ -69,7 +71,10 @@ impl Rig {
     }
 
     pub(crate) fn state(&mut self, kind: StateKind, units: usize, table: usize) -> Arc<State> {
-        let state = Arc::new(State::new(&self.rt, kind, units, table).unwrap());
+        let record = matches!(kind, StateKind::Slots { .. });
+        let stored = if record { Stored::F32 } else { self.stored };
+        let state = State::entries(&self.rt, kind, units, table, 1, stored);
+        let state = Arc::new(state.unwrap());
         self.states.push(state.clone());
         state
     }
@@ -82,7 +87,8 @@ impl Rig {
     /// A state with an entry for each `every` tokens, with room for the longest sequence.
     pub(crate) fn entries(&mut self, kind: StateKind, every: usize) -> Arc<State> {
         let blocks = MOST_ROWS * WIDTHS[0];
-        let state = Arc::new(State::entries(&self.rt, kind, blocks, 0, every).unwrap());
+        let state = State::entries(&self.rt, kind, blocks, 0, every, self.stored);
+        let state = Arc::new(state.unwrap());
         self.states.push(state.clone());
         state
     }

@@ -8,7 +8,7 @@ mod pools;
 #[cfg(test)]
 mod tests;
 
-use longrun_array::{Log, Runtime, State, StateKind, Step, TABLES, Version};
+use longrun_array::{BLOCK, Log, Runtime, State, StateKind, Step, Stored, TABLES, Version};
 
 use crate::error::{Error, Result};
 pub(crate) use pools::Copied;
@@ -30,6 +30,8 @@ struct Paged {
     window: Option<usize>,
     /// Tokens that share one entry.
     every: usize,
+    /// Only an indexer reads it.
+    indexer: bool,
 }
 
 /// What a model keeps between steps. Layers add what they need while they load.
@@ -37,6 +39,7 @@ struct Paged {
 pub struct CacheSpec {
     paged: Vec<Paged>,
     records: Vec<Record>,
+    kv: Stored,
 }
 
 /// What one recurrent record keeps.
@@ -56,7 +59,7 @@ impl Record {
 
 impl CacheSpec {
     fn add(&mut self, kind: StateKind, window: Option<usize>, every: usize) -> PagedId {
-        self.paged.push(Paged { kind, window, every });
+        self.paged.push(Paged { kind, window, every, indexer: false });
         PagedId(self.paged.len() - 1)
     }
 
@@ -74,6 +77,65 @@ impl CacheSpec {
     /// One key of `dim` numbers for each `every` tokens.
     pub fn entries(&mut self, dim: usize, every: usize) -> PagedId {
         self.add(StateKind::Keys { heads: 1, dim }, None, every)
+    }
+
+    /// Says that only an indexer reads this cache. It stays f32: a rounding that is small in a sum of values makes another
+    /// choice here, and the difference of that is as large as a result (docs/memory.md has figures).
+    pub fn mark_indexer(&mut self, id: PagedId) {
+        self.paged[id.0].indexer = true;
+    }
+
+    /// With keys and values of this type; f32 until told otherwise.
+    #[must_use]
+    pub fn stored_as(self, kv: Stored) -> Self {
+        Self { kv, ..self }
+    }
+
+    fn stored(&self, paged: &Paged) -> Stored {
+        if paged.indexer { Stored::F32 } else { self.kv }
+    }
+
+    /// Caches that read equally far back and have an entry for equally many tokens share a pool: windows and tokens of each.
+    fn groups(&self) -> Vec<(Option<usize>, usize)> {
+        let mut groups: Vec<(Option<usize>, usize)> = Vec::new();
+        for paged in &self.paged {
+            if !groups.contains(&(paged.window, paged.every)) {
+                groups.push((paged.window, paged.every));
+            }
+        }
+        groups
+    }
+
+    /// Bytes of all states for `room`.
+    pub(crate) fn bytes(&self, room: Room) -> usize {
+        let (paged, records) = self.parts(room);
+        paged.into_iter().map(|(_, bytes)| bytes).fold(records, usize::saturating_add)
+    }
+
+    /// Of these, what rows take however long their texts are: records and windows.
+    pub(crate) fn fixed_bytes(&self, room: Room) -> usize {
+        let (paged, records) = self.parts(Room { snapshots: 0, ..room });
+        let windows = paged.into_iter().filter(|(p, _)| p.window.is_some());
+        windows.map(|(_, bytes)| bytes).fold(records, usize::saturating_add)
+    }
+
+    /// Entries a row of each block table for `room`.
+    pub(crate) fn widths(&self, room: Room) -> [usize; TABLES] {
+        Pools::new(&self.groups(), !self.records.is_empty(), room).widths()
+    }
+
+    /// Bytes of each paged cache, and of all records.
+    fn parts(&self, room: Room) -> (Vec<(Paged, usize)>, usize) {
+        let pools = Pools::new(&self.groups(), !self.records.is_empty(), room);
+        let totals: Vec<_> = pools.totals().collect();
+        let groups = self.groups();
+        let paged = self.paged.iter().map(|p| {
+            let pool = groups.iter().position(|g| *g == (p.window, p.every)).unwrap_or(0);
+            (*p, p.kind.unit_bytes(self.stored(p)).saturating_mul(totals[pool]))
+        });
+        let slot = |record: &Record| record.kind(room).unit_bytes(Stored::F32);
+        let slots = self.records.iter().map(slot).fold(0, usize::saturating_add);
+        (paged.collect(), slots.saturating_mul(pools.slot_count()))
     }
 
     /// A record of `len` numbers for each sequence, for an operation to which a token brings `inputs` numbers.
@@ -100,8 +162,20 @@ pub struct Room {
     pub drafts: usize,
 }
 
+/// The caches of one type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheType {
+    /// The type.
+    pub stored: Stored,
+    /// How many caches have it.
+    pub caches: usize,
+    /// Bytes that a token takes in all of them; in those with a window for as long as it is inside.
+    pub token_bytes: f64,
+}
+
 /// The states of all layers.
 pub struct Caches {
+    types: Vec<CacheType>,
     paged: Vec<State>,
     records: Vec<State>,
 }
@@ -117,6 +191,17 @@ impl Caches {
     #[track_caller]
     pub(crate) fn record<'s>(&self, step: Step<'s>, id: RecordId) -> Version<'s> {
         step.open(&self.records[id.0])
+    }
+
+    /// The types of paged caches, from the widest to the narrowest, and what a token takes of each. Records are f32 always:
+    /// what is added to them stays for the rest of the text, and so would its rounding.
+    pub fn types(&self) -> &[CacheType] {
+        &self.types
+    }
+
+    /// Bytes of the records of one sequence.
+    pub fn record_bytes(&self) -> usize {
+        self.records.iter().map(State::unit_bytes).sum()
     }
 
     /// Bytes of all states.
@@ -140,12 +225,7 @@ impl Caches {
 /// # Errors
 /// Memory or objects run out, or layers differ in more windows than there are block tables.
 pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, Pools)> {
-    let mut groups: Vec<(Option<usize>, usize)> = Vec::new();
-    for paged in &spec.paged {
-        if !groups.contains(&(paged.window, paged.every)) {
-            groups.push((paged.window, paged.every));
-        }
-    }
+    let groups = spec.groups();
     if groups.len() > TABLES {
         let what = format!("caches with {} different windows, the most is {TABLES}", groups.len());
         return Err(Error::unsupported(what));
@@ -154,12 +234,23 @@ pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, 
     let totals: Vec<_> = pools.totals().collect();
     let paged = spec.paged.iter().map(|p| {
         let table = groups.iter().position(|g| *g == (p.window, p.every)).unwrap_or(0);
-        State::entries(runtime, p.kind, totals[table], table, p.every)
+        State::entries(runtime, p.kind, totals[table], table, p.every, spec.stored(p))
     });
-    let paged = paged.collect::<longrun_array::Result<_>>()?;
+    let paged = paged.collect::<longrun_array::Result<Vec<_>>>()?;
     let slots = pools.slot_count();
     let records = spec.records.iter();
     let records = records.map(|record| State::new(runtime, record.kind(room), slots, 0));
     let records = records.collect::<longrun_array::Result<_>>()?;
-    Ok((Caches { paged, records }, pools))
+    Ok((Caches { types: types(spec, &paged), paged, records }, pools))
+}
+
+fn types(spec: &CacheSpec, states: &[State]) -> Vec<CacheType> {
+    let of_type = |stored: Stored| {
+        let states = spec.paged.iter().zip(states).filter(|(_, state)| state.stored() == stored);
+        let bytes =
+            |(p, state): (&Paged, &State)| state.unit_bytes() as f64 / (BLOCK * p.every) as f64;
+        let token_bytes = states.clone().map(bytes).sum();
+        CacheType { stored, caches: states.count(), token_bytes }
+    };
+    Stored::ALL.into_iter().map(of_type).filter(|of| of.caches > 0).collect()
 }

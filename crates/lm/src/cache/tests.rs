@@ -1,6 +1,6 @@
 //! Pools under random moves: blocks and slots are held by whom they should be, and come back.
 
-use longrun_array::{BLOCK, Limits, NullDevice, Runtime, TABLES};
+use longrun_array::{BLOCK, Limits, NullDevice, Runtime, Stored, TABLES};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -209,4 +209,24 @@ fn what_an_adopted_snapshot_takes_comes_back() {
     assert!(!pools.all_free());
     pools.release(seq);
     assert!(pools.all_free());
+}
+
+#[test]
+fn each_cache_has_its_type_and_tokens_their_bytes() {
+    let runtime = Runtime::new(Box::new(NullDevice::new()), Limits::default());
+    let mut spec = CacheSpec::default();
+    spec.keys(2, 64, None);
+    spec.values(2, 64, Some(70));
+    let index = spec.entries(32, 4);
+    spec.mark_indexer(index);
+    spec.record(10, 3);
+    let list = |kv| {
+        let spec = spec.clone().stored_as(kv);
+        let (caches, _) = make(&runtime, &spec, ROOM).unwrap();
+        assert_eq!((caches.record_bytes(), caches.bytes()), (40, spec.bytes(ROOM)));
+        caches.types().iter().map(|t| (t.stored, t.caches, t.token_bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!(list(Stored::F32), [(Stored::F32, 3, 1024.0 + 32.0)]);
+    assert_eq!(list(Stored::Q8), [(Stored::F32, 1, 32.0), (Stored::Q8, 2, 272.0)]);
+    assert_eq!(list(Stored::Q4), [(Stored::F32, 1, 32.0), (Stored::Q4, 2, 160.0)]);
 }

@@ -5,7 +5,7 @@
 //! steps; a row's tokens do not depend on its neighbours.
 //!
 //! ```
-//! use longrun_lm::array::{CpuDevice, CpuOptions, Limits};
+//! use longrun_lm::array::{CpuDevice, CpuOptions};
 //! use longrun_lm::cache::Room;
 //! use longrun_lm::engine::{Engine, Event, Request, Service};
 //! use longrun_lm::executor::{Executor, Setup};
@@ -14,7 +14,7 @@
 //!
 //! let model = ModelSource::open(ModelName::Tiny("qwen3_next", TinyShape::default()))?;
 //! let room = Room { rows: 4, context: 128, tokens: 512, chunk: 32, snapshots: 8, drafts: 0 };
-//! let setup = Setup { room, per_token: false, limits: Limits::default() };
+//! let setup = Setup::new(room);
 //! let device = Box::new(CpuDevice::new(CpuOptions::default()));
 //! let exec = Executor::new(device, &model.config, model.weights(0), setup, &|_, _| {})?;
 //! let service = Service::start(Engine::new(exec))?;

@@ -40,6 +40,8 @@ impl Indexer {
             let what = format!("{rope} rotated columns of {dim}");
             return Err(Error::file(what).at("index_head_dim"));
         }
+        let keys = caches.keys(1, dim, None);
+        caches.mark_indexer(keys);
         Ok(Self {
             q: w.linear("wq_b", [heads * dim, rank], false)?,
             k: w.linear("wk", [dim, c.hidden], false)?,
@@ -49,7 +51,7 @@ impl Indexer {
             ],
             weights: w.linear("weights_proj", [heads, c.hidden], false)?,
             sizes,
-            keys: caches.keys(1, dim, None),
+            keys,
         })
     }
 

@@ -95,6 +95,8 @@ impl Indexer {
             return Err(Error::file(what).at("index_head_dim"));
         }
         let weights = w.first_of(&["weights_proj", "scorer.weights_proj"]);
+        let compressor = Compressor::load(compressor, c.hidden, [sizes.dim, every], true, caches)?;
+        caches.mark_indexer(compressor.entries);
         Ok(Self {
             q: w.linear(
                 w.first_of(&["wq_b", "q_b_proj"]),
@@ -102,7 +104,7 @@ impl Indexer {
                 false,
             )?,
             weights: w.linear(weights, [sizes.heads, c.hidden], false)?,
-            compressor: Compressor::load(compressor, c.hidden, [sizes.dim, every], true, caches)?,
+            compressor,
             sizes,
         })
     }

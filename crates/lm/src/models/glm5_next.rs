@@ -40,6 +40,8 @@ impl Indexer {
             Error::unsupported("an indexer without a rank of queries").at("q_lora_rank")
         })?;
         let gate = w.matrix("index_kpool_compress_gate", [dim, c.hidden])?;
+        let keys = caches.entries(dim, every);
+        caches.mark_indexer(keys);
         Ok(Self {
             q: w.linear("wq_b", [heads * dim, rank], false)?,
             k: w.linear("wk", [dim, c.hidden], false)?,
@@ -54,7 +56,7 @@ impl Indexer {
             every,
             top: pools.top,
             open: caches.record(2 * every * dim, 2 * dim),
-            keys: caches.entries(dim, every),
+            keys,
         })
     }
 

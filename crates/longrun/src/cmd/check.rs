@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use longrun_lm::adapter::Adapter;
-use longrun_lm::check::{Row, check, read_vectors};
+use longrun_lm::check::{Row, check_stored, read_vectors, tolerance};
 use longrun_lm::checkpoint::Checkpoint;
 use longrun_lm::{Error, Result};
 
@@ -11,7 +11,9 @@ use crate::args::CheckArgs;
 use crate::{model, show};
 
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
-    if args.tolerance.is_nan() || args.tolerance < 0.0 {
+    let kv = model::stored(args.kv);
+    let tolerance = args.tolerance.unwrap_or(tolerance(kv));
+    if tolerance.is_nan() || tolerance < 0.0 {
         return Err(Error::usage("must be 0 or more").at("--tolerance"));
     }
     let model = model::place(&args.model)?;
@@ -29,9 +31,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
         place(Error::file(format!("can't be read: {e}"))).hint("name the vectors with --against")
     })?;
     let vectors = read_vectors(&bytes).map_err(place)?;
-    let rows = check(model::cpu(args.cpu), &checkpoint, &vectors)?;
-    let good = rows.iter().all(|row| row.passes(args.tolerance));
-    show::out(&if args.json { show::json(&rows)? } else { table(&rows, args.tolerance) })?;
+    let rows = check_stored(model::cpu(args.cpu), &checkpoint, &vectors, kv)?;
+    let good = rows.iter().all(|row| row.passes(tolerance));
+    show::out(&if args.json { show::json(&rows)? } else { table(&rows, tolerance) })?;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

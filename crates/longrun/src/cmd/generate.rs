@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use longrun_lm::array::{Count, Limits};
+use longrun_lm::array::Count;
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event, FinishReason, Request};
-use longrun_lm::executor::Executor;
+use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::sample::{Choice, SamplingOverrides, SamplingParams};
 use longrun_lm::source::ModelSource;
 use longrun_lm::text::{ChatInput, CompletionText};
@@ -52,11 +52,13 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
         context: total,
         tokens: total,
         chunk: CHUNK.min(prompt.len()),
-        snapshots: 0, drafts: 0,
+        snapshots: 0,
+        drafts: 0,
     };
+    let kv = model::stored(args.kv);
+    let setup = Setup { kv, ..Setup::new(room) };
     let device = model::cpu(args.cpu);
-    let (exec, load_seconds) =
-        model::load(&source, device, room, Limits::default(), args.seed.unwrap_or(0))?;
+    let (exec, load_seconds) = model::load(&source, device, setup, args.seed.unwrap_or(0))?;
     let stop_ids = Arc::clone(&source.eos);
     let request = Request { params, stop_ids, ..Request::new(prompt, max_tokens) };
     let outcome = complete(exec, request, text, args)?;

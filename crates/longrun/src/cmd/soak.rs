@@ -9,6 +9,7 @@ use std::time::Instant;
 use longrun_lm::array::{BLOCK, Limits, Usage};
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event, Request, RowId};
+use longrun_lm::executor::Setup;
 use longrun_lm::source::ModelSource;
 use longrun_lm::tiny::{self, TinyShape};
 use longrun_lm::{Error, Kind, Result};
@@ -138,7 +139,8 @@ impl<'a> Soak<'a> {
         };
         let room = Room { rows, context: need, tokens, chunk: SHORT, snapshots: 0, drafts: 0 };
         let limits = Limits { buffers: args.resource_limit, ..Limits::default() };
-        let (exec, _) = model::load(source, device, room, limits, args.seed)?;
+        let setup = Setup { limits, kv: model::stored(args.kv), ..Setup::new(room) };
+        let (exec, _) = model::load(source, device, setup, args.seed)?;
         let every = args.report_every.unwrap_or(args.tokens.div_ceil(20)).max(1);
         #[cfg(feature = "leak-lab")]
         let every = args.heal_every.map_or(every, |h| every.next_multiple_of(h.max(1)));

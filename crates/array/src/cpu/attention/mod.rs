@@ -14,8 +14,9 @@ pub(super) use plain::reference;
 pub(super) use tile::scores;
 use tile::{Running, Tile, merge_keys, merge_tile};
 
-use super::context::{Context, StateMem};
+use super::context::Context;
 use super::lanes::LANES;
+use super::paged::{Paged, with_scratch};
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
 use crate::op::{MOST_KEY, Values};
@@ -23,12 +24,8 @@ use crate::state::{StateKind, StateRef};
 
 /// Writes row `t` of `x` at its position, for every token; or at its group's entry, for the last token of each group.
 pub(super) fn write_kv(c: &Context<'_>, x: Mat<'_>, state: StateRef) {
-    let mem = c.state(state);
-    let (heads, dim, keys) = match state.kind {
-        StateKind::Keys { heads, dim } => (heads, dim, true),
-        StateKind::Values { heads, dim } => (heads, dim, false),
-        StateKind::Slots { .. } => unreachable!("recording checks the kind"),
-    };
+    let paged = Paged::new(c, state);
+    let (heads, dim) = paged.dims();
     share(c.pool, heads, dim * c.b.tokens, |range| {
         for (h, t) in range.flat_map(|h| (0..c.b.tokens).map(move |t| (h, t))) {
             let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
@@ -37,14 +34,8 @@ pub(super) fn write_kv(c: &Context<'_>, x: Mat<'_>, state: StateRef) {
             }
             let entry = pos / state.every;
             let (block, at) = (c.b.block(state.table, row, entry / BLOCK), entry % BLOCK);
-            // SAFETY: the piece is one head of one block; a head is written by one thread, and by nothing else.
-            let piece = unsafe { mem.write(block, h * dim * BLOCK, dim * BLOCK) };
-            let x = &x.row(t)[h * dim..][..dim];
-            if keys {
-                x.iter().enumerate().for_each(|(i, x)| piece[i * BLOCK + at] = *x);
-            } else {
-                piece[at * dim..][..dim].copy_from_slice(x);
-            }
+            // SAFETY: a head is written by one thread, and by nothing else.
+            unsafe { paged.write(block, h, at, &x.row(t)[h * dim..][..dim]) };
         }
     });
 }
@@ -116,7 +107,9 @@ pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
     let together = (1..=per_key.min(TOGETHER)).rev().find(divides).unwrap_or(1);
     let cost = together * spec.longest(c) * (dim + dv) / 16;
     let memory = Memory::new(c, &spec);
-    out.for_groups(c.pool, together * dv, cost, |t, piece, out| {
+    let pieces = spec.heads / together;
+    let run = |item: usize, scratch: &mut [f32]| {
+        let (t, piece) = (item / pieces, item % pieces);
         let first = piece * together; // of its heads
         let sink = |h: usize| spec.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[first + h]);
         let start = |h: usize| if h < together { Running::from(sink(h)) } else { Running::START };
@@ -131,18 +124,27 @@ pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_
             runs: std::array::from_fn(start),
             sums: Sums::Rows(&mut []),
         };
+        // SAFETY: each item is some columns of one row, and each item is handed out once.
+        let out = unsafe { out.piece(t, first * dv, together * dv) };
         match spec.values {
-            Values::Of(_) => by_rows(piece, t, dv, out),
-            Values::Keys { .. } => turned(piece, t, dv, out),
+            Values::Of(_) => by_rows(piece, t, dv, out, scratch),
+            Values::Keys { .. } => turned(piece, t, dv, out, scratch),
+        }
+    };
+    share(c.pool, out.rows * pieces, cost, |items| {
+        if spec.chosen.is_some() || memory.decodes() {
+            with_scratch(|scratch| items.for_each(|item| run(item, scratch)));
+        } else {
+            items.for_each(|item| run(item, &mut []));
         }
     });
 }
 
 /// Runs a piece with sums in the layout of the result, `[heads, dv]`.
-fn by_rows(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32]) {
+fn by_rows(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32], scratch: &mut [f32]) {
     out.fill(0.0);
     let piece = Piece { sums: Sums::Rows(&mut *out), ..piece };
-    let runs = piece.look(t);
+    let runs = piece.look(t, scratch);
     for (run, out) in runs.iter().zip(out.chunks_exact_mut(dv)) {
         out.iter_mut().for_each(|o| *o /= run.sum);
     }
@@ -150,10 +152,10 @@ fn by_rows(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32]) {
 
 /// Runs a piece with a lane for each head, `[dv, TOGETHER]`.
 #[inline(never)]
-fn turned(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32]) {
+fn turned(piece: Piece<'_>, t: usize, dv: usize, out: &mut [f32], scratch: &mut [f32]) {
     let mut sums = [[0.0; TOGETHER]; MOST_KEY];
     let piece = Piece { sums: Sums::Turned(&mut sums[..dv]), ..piece };
-    let runs = piece.look(t);
+    let runs = piece.look(t, scratch);
     for (h, (run, out)) in runs.iter().zip(out.chunks_exact_mut(dv)).enumerate() {
         out.iter_mut().zip(&sums).for_each(|(o, sum)| *o = sum[h] / run.sum);
     }
@@ -170,19 +172,24 @@ enum Sums<'a> {
 /// The states that attention reads.
 #[derive(Clone, Copy)]
 struct Memory {
-    keys: StateMem,
+    keys: Paged,
     /// `None` where keys are their own values.
-    values: Option<StateMem>,
-    entries: Option<StateMem>,
+    values: Option<Paged>,
+    entries: Option<Paged>,
 }
 
 impl Memory {
     fn new(c: &Context<'_>, spec: &Spec<'_>) -> Self {
         let values = match spec.values {
-            Values::Of(values) => Some(c.state(values)),
+            Values::Of(values) => Some(Paged::new(c, values)),
             Values::Keys { .. } => None,
         };
-        Self { keys: c.state(spec.keys), values, entries: spec.entries.map(|e| c.state(e)) }
+        let entries = spec.entries.map(|e| Paged::new(c, e));
+        Self { keys: Paged::new(c, spec.keys), values, entries }
+    }
+
+    fn decodes(&self) -> bool {
+        [Some(self.keys), self.values, self.entries].iter().flatten().any(Paged::decodes)
     }
 }
 
@@ -207,36 +214,37 @@ struct Piece<'a> {
 
 impl Piece<'_> {
     /// Over everything that token `t` sees.
-    fn look(mut self, t: usize) -> [Running; TOGETHER] {
+    fn look(mut self, t: usize, scratch: &mut [f32]) -> [Running; TOGETHER] {
         match (self.spec.chosen, self.spec.entries) {
-            (None, None) => self.positions(),
+            (None, None) => self.positions(scratch),
             (None, Some(entries)) => {
-                self.positions();
-                self.entries(entries);
+                self.positions(scratch);
+                self.entries(entries, scratch);
             }
             (Some((list, _)), Some(entries)) => {
-                self.positions();
-                self.chosen_entries(list.row(t), entries);
+                self.positions(scratch);
+                self.chosen_entries(list.row(t), entries, scratch);
             }
-            (Some((list, every)), None) => self.chosen_positions(list.row(t), every),
+            (Some((list, every)), None) => self.chosen_positions(list.row(t), every, scratch),
         }
         self.runs
     }
 
     /// Every position in the window, tile by tile.
-    fn positions(&mut self) {
-        let (_, dim, dv) = self.spec.dims();
+    fn positions(&mut self, scratch: &mut [f32]) {
+        let (_, dim, _) = self.spec.dims();
         let (head, Memory { keys, values, .. }) = (self.head, self.memory);
         let visible = self.spec.visible(self.pos);
         let (first, last) = (*visible.start(), *visible.end());
+        let (k, v) = scratch.split_at_mut(scratch.len().min(dim * BLOCK));
         for j in first / BLOCK..=last / BLOCK {
             let block = self.c.b.block(self.spec.keys.table, self.row, j);
             self.merge(Tile {
                 // SAFETY: no kernel writes states while attention runs.
-                k: unsafe { keys.read(block, head * dim * BLOCK, dim * BLOCK) },
+                k: unsafe { keys.tile(self.c.isa, (block, head), k) },
                 v: match &values {
                     // SAFETY: as above.
-                    Some(values) => unsafe { values.read(block, head * dv * BLOCK, dv * BLOCK) },
+                    Some(values) => unsafe { values.tile(self.c.isa, (block, head), v) },
                     None => &[],
                 },
                 from: first.saturating_sub(j * BLOCK),
@@ -246,54 +254,49 @@ impl Piece<'_> {
     }
 
     /// Every entry of whole groups up to the token's position.
-    fn entries(&mut self, state: StateRef) {
+    fn entries(&mut self, state: StateRef, scratch: &mut [f32]) {
         let Some(memory) = self.memory.entries else { return };
-        let (_, dim, _) = self.spec.dims();
         let count = (self.pos + 1) / state.every;
         for j in 0..count.div_ceil(BLOCK) {
             let block = self.c.b.block(state.table, self.row, j);
-            let at = self.head * dim * BLOCK;
             // SAFETY: no kernel writes states while attention runs.
-            let k = unsafe { memory.read(block, at, dim * BLOCK) };
+            let k = unsafe { memory.tile(self.c.isa, (block, self.head), scratch) };
             self.merge(Tile { k, v: &[], from: 0, to: (count - j * BLOCK).min(BLOCK) });
         }
     }
 
-    fn chosen_entries(&mut self, list: &[f32], state: StateRef) {
+    fn chosen_entries(&mut self, list: &[f32], state: StateRef, scratch: &mut [f32]) {
         let Some(memory) = self.memory.entries else { return };
         let (c, row, count) = (self.c, self.row, (self.pos + 1) / state.every);
         let place = |e: usize| (c.b.block(state.table, row, e / BLOCK), e % BLOCK);
-        self.gathered((memory, None), units(list).filter(|e| *e < count).map(place));
+        let places = units(list).filter(|e| *e < count).map(place);
+        self.gathered((memory, None), places, scratch);
     }
 
-    fn chosen_positions(&mut self, list: &[f32], every: usize) {
+    fn chosen_positions(&mut self, list: &[f32], every: usize, scratch: &mut [f32]) {
         let (c, row, table) = (self.c, self.row, self.spec.keys.table);
         let place = |p: usize| (c.b.block(table, row, p / BLOCK), p % BLOCK);
         let positions = self.spec.chosen_positions(self.pos, list, every);
-        self.gathered((self.memory.keys, self.memory.values), positions.map(place));
+        self.gathered((self.memory.keys, self.memory.values), positions.map(place), scratch);
     }
 
     /// Places (a block, and where in it) one after the other, as tiles of their own.
-    #[inline(never)]
     fn gathered(
         &mut self,
-        (keys, values): (StateMem, Option<StateMem>),
+        (keys, values): (Paged, Option<Paged>),
         places: impl Iterator<Item = (usize, usize)>,
+        scratch: &mut [f32],
     ) {
         let (_, dim, dv) = self.spec.dims();
-        let head = self.head;
-        let mut buffer = [0.0f32; MOST_KEY * BLOCK];
-        let (k, v) = buffer.split_at_mut(dim * BLOCK);
+        let (k, v) = scratch.split_at_mut(dim * BLOCK);
         let mut filled = 0;
         for (block, at) in places {
+            let place = (block, self.head);
             // SAFETY: no kernel writes states while attention runs.
-            let from = unsafe { keys.read(block, head * dim * BLOCK, dim * BLOCK) };
-            let columns = k.as_chunks_mut::<BLOCK>().0.iter_mut().zip(from.as_chunks::<BLOCK>().0);
-            columns.for_each(|(k, from)| k[filled] = from[at]);
+            unsafe { keys.token(place, at, (&mut k[filled..], BLOCK)) };
             if let Some(values) = values {
                 // SAFETY: as above.
-                let from = unsafe { values.read(block, (head * BLOCK + at) * dv, dv) };
-                v[filled * dv..][..dv].copy_from_slice(from);
+                unsafe { values.token(place, at, (&mut v[filled * dv..][..dv], 1)) };
             }
             filled += 1;
             if filled == BLOCK {

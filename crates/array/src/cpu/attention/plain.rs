@@ -39,13 +39,13 @@ pub(in crate::cpu) fn reference(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &M
     for (t, h) in (0..q.rows).flat_map(|t| (0..spec.heads).map(move |h| (t, h))) {
         let places = places(c, &spec, t);
         let number = |&(entry, block, at): &Place, d: usize| {
-            let mem = if entry { memory.entries.unwrap_or(memory.keys) } else { memory.keys };
+            let keys = if entry { memory.entries.unwrap_or(memory.keys) } else { memory.keys };
             // SAFETY: no kernel writes states while attention runs.
-            unsafe { mem.read(block, (h / per_key * dim + d) * BLOCK + at, 1)[0] }
+            unsafe { keys.number(block, h / per_key, d, at) }
         };
         let value = |place: &Place, d: usize| match memory.values {
             // SAFETY: as above.
-            Some(v) => unsafe { v.read(place.1, (h / per_key * BLOCK + place.2) * dv + d, 1)[0] },
+            Some(values) => unsafe { values.number(place.1, h / per_key, d, place.2) },
             None => number(place, d),
         };
         let q = &q.row(t)[h * dim..][..dim];
