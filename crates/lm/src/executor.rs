@@ -363,11 +363,15 @@ fn clamp(room: Room) -> Result<Room> {
     Ok(Room { chunk, drafts, ..room })
 }
 
+/// The most tokens of a step: a chunk for one row, and for each of the others a token with its drafts.
+pub(crate) fn step_tokens(room: Room) -> usize {
+    let each = 1 + room.drafts;
+    (room.chunk.max(each) + (room.rows - 1) * each).min(Key::MOST.0)
+}
+
 /// Every key that steps of this room can have.
 fn keys(room: Room, per_token: bool) -> Vec<Key> {
-    // A step reads a chunk for one row, and for each of the others a token with its drafts.
-    let each = 1 + room.drafts;
-    let most = (room.chunk.max(each) + (room.rows - 1) * each).min(Key::MOST.0);
+    let (each, most) = (1 + room.drafts, step_tokens(room));
     let mut keys: Vec<Key> = Vec::new();
     for (tokens, rows) in (1..=most).flat_map(|t| (1..=room.rows.min(t)).map(move |r| (t, r))) {
         let results = if per_token { tokens } else { (rows * each).min(tokens) };

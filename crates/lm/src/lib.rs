@@ -8,6 +8,7 @@ pub mod check;
 pub mod checkpoint;
 pub mod config;
 pub mod convert;
+pub mod draft;
 pub mod engine;
 pub mod error;
 pub mod executor;

@@ -148,7 +148,7 @@ fn logits(checkpoint: &Checkpoint) -> Vec<f32> {
     let ids: Vec<u32> = (0..11).map(|i| i * 7 % VOCAB as u32).collect();
     let span = Span { seq: &mut seq, ids: &ids, wanted: Wanted::All, drafts: 0 };
     let logits = exec.run(&mut [span]).unwrap().to_vec();
-    exec.pools().release(seq);
+    exec.release(seq);
     assert!(logits.iter().all(|x| x.is_finite()));
     logits
 }

@@ -31,11 +31,10 @@ mod text;
 
 use std::collections::VecDeque;
 
-use longrun_array::{Key, Wanted};
-
 use crate::cache::Sequence;
+use crate::draft::{Ask, Draft};
 use crate::error::{Error, Result};
-use crate::executor::{Executor, Span};
+use crate::executor::{self, Executor, Span};
 use crate::prefix::{Miss, Prefixes};
 use crate::schedule::{self, Want};
 
@@ -59,6 +58,7 @@ pub struct Engine {
     wants: Vec<Want>,
     shares: Vec<usize>,
     next_id: u64,
+    drafter: Option<Box<dyn Draft>>,
     /// Tokens of one step at most.
     budget: usize,
     stats: Stats,
@@ -69,8 +69,9 @@ impl Engine {
     pub fn new(exec: Executor) -> Self {
         let room = exec.room();
         Self {
-            budget: (room.chunk + room.rows - 1).min(Key::MOST.0),
+            budget: executor::step_tokens(room),
             exec,
+            drafter: None,
             prefixes: Prefixes::default(),
             waiting: VecDeque::new(),
             rows: Vec::new(),
@@ -79,6 +80,12 @@ impl Engine {
             next_id: 0,
             stats: Stats::default(),
         }
+    }
+
+    /// The same with drafts. The executor's room has to be for as many a row as the drafter makes.
+    #[must_use]
+    pub fn with_drafts(self, drafter: Box<dyn Draft>) -> Self {
+        Self { drafter: Some(drafter), ..self }
     }
 
     /// The executor, for its counts.
@@ -150,7 +157,7 @@ impl Engine {
             let ids = &row.text.ids[..row.seq.past];
             // Without the snapshot a later text reads again: nothing is lost but time.
             let _ = self.prefixes.keep(&mut self.exec, &row.seq, ids);
-            row.leave(&mut self.exec, &mut self.prefixes);
+            self.leave(row);
         }
     }
 
@@ -160,6 +167,7 @@ impl Engine {
     /// The step failed. All rows in it have ended, with a [`Event::Failed`] each, and their memory is back.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<()> {
         self.admit(events);
+        self.draft();
         self.share();
         self.make_room();
         let result = self.read_and_sample(events);
@@ -244,6 +252,23 @@ impl Engine {
         self.rows.insert(at, Row::new(text, seq));
     }
 
+    /// Asks for drafts for rows that decode. A drafter that fails is one no more.
+    fn draft(&mut self) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let most = drafter.most().min(self.exec.room().drafts);
+        let mut asks: Vec<Ask<'_>> = Vec::new();
+        for row in &mut self.rows {
+            let useful = row.useful_drafts(&self.exec, most);
+            if useful > 0 {
+                asks.push(row.text.ask(useful, &mut row.drafts));
+            }
+        }
+        if drafter.draft(&mut asks).is_err() {
+            self.drafter = None;
+            self.rows.iter_mut().for_each(|row| row.drafts.clear());
+        }
+    }
+
     fn share(&mut self) {
         self.wants.clear();
         self.wants.extend(self.rows.iter().map(|row| row.want(&self.exec)));
@@ -288,7 +313,8 @@ impl Engine {
 
     /// Takes a row's place. It waits for another one and reads its text again.
     fn preempt(&mut self, i: usize) {
-        let mut text = self.rows.remove(i).leave(&mut self.exec, &mut self.prefixes);
+        let row = self.rows.remove(i);
+        let mut text = self.leave(row);
         text.preempted = true;
         self.stats.preempted += 1;
         self.waiting.push_front((self.stats.steps, text));
@@ -298,10 +324,7 @@ impl Engine {
     fn read_and_sample(&mut self, events: &mut Vec<Event>) -> Result<()> {
         let mut spans: Vec<Span<'_>> = Vec::with_capacity(self.rows.len());
         for row in self.rows.iter_mut().filter(|row| row.share > 0) {
-            let last = row.share == row.waiting();
-            let ids = &row.text.ids[row.seq.past..][..row.share];
-            let wanted = if last { Wanted::Last } else { Wanted::None };
-            spans.push(Span { seq: &mut row.seq, ids, wanted, drafts: 0 });
+            spans.push(row.span());
         }
         if spans.is_empty() {
             return Ok(());
@@ -311,10 +334,13 @@ impl Engine {
         for row in self.rows.iter_mut().filter(|row| row.share > 0) {
             let (before, prompt) = (row.text.ids.len(), row.text.prompt);
             let read = row.seq.past.min(prompt) - (row.seq.past - row.share).min(prompt);
-            let logits = if row.waiting() == 0 { logits.next() } else { None };
-            row.settle(logits, events);
+            let drafts = row.drafts.len();
+            let results = if row.seq.past == before + drafts { 1 + drafts } else { 0 };
+            let right = row.settle(logits.by_ref().take(results), events);
             self.stats.prompt_tokens += read as u64;
             self.stats.generated_tokens += (row.text.ids.len() - before) as u64;
+            self.stats.drafted += drafts as u64;
+            self.stats.accepted += right as u64;
         }
         Ok(())
     }
@@ -344,8 +370,14 @@ impl Engine {
                 }
                 None => continue,
             };
+            self.drafter.iter_mut().for_each(|drafter| drafter.release(id));
             row.leave(&mut self.exec, &mut self.prefixes);
             events.push(event);
         }
+    }
+
+    fn leave(&mut self, row: Row) -> Text {
+        self.drafter.iter_mut().for_each(|drafter| drafter.release(row.text.id));
+        row.leave(&mut self.exec, &mut self.prefixes)
     }
 }

@@ -1,10 +1,12 @@
 //! A row: a text with a place on the device, and what it has kept for later texts.
 
+use longrun_array::Wanted;
+
 use super::request::{Event, FinishReason};
 use super::text::Text;
 use crate::cache::Sequence;
 use crate::error::{Error, Result};
-use crate::executor::Executor;
+use crate::executor::{Executor, Span};
 use crate::prefix::{Place, Prefixes};
 use crate::schedule::Want;
 
@@ -13,6 +15,10 @@ pub(super) struct Row {
     pub(super) seq: Sequence,
     /// Tokens that it reads in this step.
     pub(super) share: usize,
+    /// What it may say next; read behind its last token.
+    pub(super) drafts: Vec<u32>,
+    /// Its last token and its drafts, one behind the other.
+    reading: Vec<u32>,
     pub(super) end: Option<End>,
     /// Snapshots of its own text.
     kept: Vec<Place>,
@@ -27,7 +33,16 @@ pub(super) enum End {
 
 impl Row {
     pub(super) fn new(text: Text, seq: Sequence) -> Self {
-        Self { text, seq, share: 0, end: None, kept: Vec::new(), chunks: Vec::new() }
+        Self {
+            text,
+            seq,
+            share: 0,
+            drafts: Vec::new(),
+            reading: Vec::new(),
+            end: None,
+            kept: Vec::new(),
+            chunks: Vec::new(),
+        }
     }
 
     /// Tokens that wait to be read.
@@ -39,7 +54,36 @@ impl Row {
     pub(super) fn want(&self, exec: &Executor) -> Want {
         let stop = self.next_stop(exec).unwrap_or(usize::MAX);
         let tokens = self.waiting().min(stop - self.seq.past);
-        Want { tokens, weight: self.text.priority.weight() }
+        Want { tokens, drafts: self.drafts.len(), weight: self.text.priority.weight() }
+    }
+
+    /// What it reads in this step. Where the share has room for its drafts, these too.
+    pub(super) fn span(&mut self) -> Span<'_> {
+        let past = self.seq.past;
+        let last = past + self.share >= self.text.ids.len();
+        if self.share <= 1 || !last {
+            self.drafts.clear();
+        }
+        if self.drafts.is_empty() {
+            let wanted = if last { Wanted::Last } else { Wanted::None };
+            let ids = &self.text.ids[past..][..self.share];
+            return Span { seq: &mut self.seq, ids, wanted, drafts: 0 };
+        }
+        self.reading.clear();
+        self.reading.extend(&self.text.ids[past..]);
+        self.reading.extend(&self.drafts);
+        let drafts = self.drafts.len();
+        Span { seq: &mut self.seq, ids: &self.reading, wanted: Wanted::All, drafts }
+    }
+
+    /// How many drafts it can use, of `most` that there is room for.
+    pub(super) fn useful_drafts(&self, exec: &Executor, most: usize) -> usize {
+        if self.waiting() != 1 || self.seq.past < self.text.prompt {
+            return 0;
+        }
+        let stop = self.text.next_stop(self.seq.past).map_or(most, |stop| stop - self.seq.past - 1);
+        let context = exec.room().context - self.text.ids.len();
+        most.min(stop).min(self.text.left - 1).min(context)
     }
 
     fn next_stop(&self, exec: &Executor) -> Option<usize> {
@@ -103,17 +147,34 @@ impl Row {
         self.text
     }
 
-    /// After a step in which it has read its share; `logits` if nothing waits any more.
-    pub(super) fn settle(&mut self, logits: Option<&mut [f32]>, events: &mut Vec<Event>) {
+    /// After a step in which it has read its share: tells of it, and chooses a token by each of `logits`, the first of
+    /// which belong to its own last token and the others to its drafts, as long as the drafts are what it chooses. Gives
+    /// how many of them were.
+    pub(super) fn settle<'l>(
+        &mut self,
+        logits: impl Iterator<Item = &'l mut [f32]>,
+        events: &mut Vec<Event>,
+    ) -> usize {
         if self.seq.past <= self.text.prompt && self.text.prompt > 1 {
             let (row, done, total) = (self.text.id, self.seq.past, self.text.prompt);
             events.push(Event::Progress { row, done, total });
         }
-        let Some(logits) = logits else { return };
-        self.end = match self.text.choose(logits, events) {
-            Ok(reason) => reason.map(End::Finished),
-            Err(error) => Some(End::Failed(error)),
-        };
+        let mut right = 0;
+        for logits in logits {
+            self.end = match self.text.choose(logits, events) {
+                Ok(reason) => reason.map(End::Finished),
+                Err(error) => Some(End::Failed(error)),
+            };
+            // What later texts share has to be read to its end, and not beyond.
+            let goes_on = self.end.is_none() && !self.text.is_at_boundary();
+            if !goes_on || self.drafts.get(right) != self.text.ids.last() {
+                break;
+            }
+            right += 1;
+        }
+        self.drafts.clear();
+        self.seq.accept(right);
+        right
     }
 }
 

@@ -13,6 +13,10 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Tokens that were chosen.
     pub generated_tokens: u64,
+    /// Drafts that were read.
+    pub drafted: u64,
+    /// Those that were right.
+    pub accepted: u64,
     /// Requests that have got a place.
     pub started: u64,
     /// Those that finished.

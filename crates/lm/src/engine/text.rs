@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::request::{Event, FinishReason, Mask, Priority, Request, RowId};
+use crate::draft::{Ask, Chooser};
 use crate::error::Result;
 use crate::sample::{History, Sampler};
 
@@ -61,6 +62,19 @@ impl Text {
     /// The next length at which it is kept, after `past`.
     pub(super) fn next_stop(&self, past: usize) -> Option<usize> {
         self.stops.iter().copied().find(|stop| *stop > past)
+    }
+
+    /// Whether the last token ends something that later texts are likely to share.
+    pub(super) fn is_at_boundary(&self) -> bool {
+        self.stops.last() == Some(&self.ids.len())
+    }
+
+    /// Asks for at most `most` drafts.
+    pub(super) fn ask<'a>(&'a mut self, most: usize, drafts: &'a mut Vec<u32>) -> Ask<'a> {
+        drafts.clear();
+        let text_most = self.most();
+        let chooser = Chooser { sampler: &mut self.sampler, history: &self.history };
+        Ask { row: self.id, ids: &self.ids, text_most, most, chooser, drafts }
     }
 
     /// Chooses the next token. Why it has ended, if it has.

@@ -1,0 +1,62 @@
+//! Drafts: guesses of what a row will say next, so that one step can read several tokens.
+//!
+//! Owns the guessing. What is guessed never changes a text: the engine chooses every token itself, by the logits of the
+//! model, its own sampler, seed and position, and goes on with a draft only where it has chosen the same. So a bad guess
+//! costs time and a good one saves a step.
+
+mod lookup;
+mod model;
+
+use crate::engine::RowId;
+use crate::error::Result;
+use crate::sample::{History, Sampler};
+
+pub use lookup::Lookup;
+pub use model::DraftModel;
+
+/// One row that wants drafts.
+pub struct Ask<'a> {
+    /// Which row.
+    pub row: RowId,
+    /// Its text; the last token was chosen and not yet read by the model.
+    pub ids: &'a [u32],
+    /// How many tokens it may come to: its positions may depend on that.
+    pub text_most: usize,
+    /// How many drafts it can use.
+    pub most: usize,
+    /// How the row chooses: a drafter that asks it guesses more often right.
+    pub chooser: Chooser<'a>,
+    /// The drafts; empty when asked.
+    pub drafts: &'a mut Vec<u32>,
+}
+
+/// How a row chooses its tokens, its seed and all.
+pub struct Chooser<'a> {
+    /// Its sampler.
+    pub sampler: &'a mut Sampler,
+    /// What its penalties look at, as it is now.
+    pub history: &'a History,
+}
+
+impl Chooser<'_> {
+    /// The token at `position` by these logits; none if they are broken.
+    pub fn choose(&mut self, logits: &mut [f32], position: usize) -> Option<u32> {
+        let choice = self.sampler.sample(logits, self.history, position as u64);
+        choice.ok().map(|choice| choice.id)
+    }
+}
+
+/// Guesses what rows say next.
+pub trait Draft: Send {
+    /// The most drafts a row.
+    fn most(&self) -> usize;
+
+    /// Guesses for some rows. A row of which it knows nothing gets nothing.
+    ///
+    /// # Errors
+    /// The drafter can't go on; the engine goes on without it.
+    fn draft(&mut self, asks: &mut [Ask<'_>]) -> Result<()>;
+
+    /// A row has left: what is held for it goes.
+    fn release(&mut self, row: RowId);
+}
