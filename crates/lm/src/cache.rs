@@ -306,12 +306,14 @@ mod tests {
     use longrun_array::{Limits, NullDevice};
     use proptest::prelude::*;
 
+    const DRAFTS: usize = 30;
+
     proptest! {
-        /// Sequences that join, grow and leave in any order never share a block, hold all that their next token
-        /// reads, and give everything back.
+        /// Sequences that join, grow, turn out wrong and leave in any order never share a block, hold all that their next
+        /// token reads, and give everything back.
         #[test]
         fn blocks_are_held_once_and_come_back(
-            moves in proptest::collection::vec((0usize..4, 1usize..40), 1..120)
+            moves in proptest::collection::vec((0usize..4, 1usize..40, 0..=DRAFTS, 0..=DRAFTS), 1..120)
         ) {
             let runtime = Runtime::new(Box::new(NullDevice::new()), Limits::default());
             let mut spec = CacheSpec::default();
@@ -319,27 +321,30 @@ mod tests {
                 spec.keys(1, 8, window);
             }
             spec.entries(8, 4);
-            let room = Room { rows: 4, context: 400, tokens: 800, chunk: 40, drafts: 0 };
+            let room = Room { rows: 4, context: 400, tokens: 800, chunk: 40, drafts: DRAFTS };
             let (_caches, mut pools) = make(&runtime, &spec, room).unwrap();
             let live = runtime.usage().live;
             let mut seqs: Vec<Option<Sequence>> = (0..4).map(|_| None).collect();
-            for (who, count) in moves {
+            for (who, count, drafts, right) in moves {
                 let Some(seq) = &mut seqs[who] else {
                     seqs[who] = Some(pools.admit(1.0).unwrap());
                     continue;
                 };
+                seq.keep(right);
+                let all = seq.drafts() + count;
+                let drafts = if drafts < count || all > DRAFTS { drafts.min(count) } else { all };
                 if pools.reserve(seq, count).is_err() {
                     pools.release(seqs[who].take().unwrap());
                     continue;
                 }
                 for i in 0..4 {
-                    let first = pools.blocks[i].first_read(seq.past) / BLOCK;
+                    let first = pools.blocks[i].first_read(seq.past - seq.drafts()) / BLOCK;
                     prop_assert!(seq.held[i].start <= first);
                     let entries = (seq.past + count) / pools.blocks[i].every;
                     prop_assert!(seq.held[i].end * BLOCK >= entries);
                     prop_assert!(seq.held[i].len() <= pools.blocks[i].width);
                 }
-                seq.past += count;
+                (seq.past, seq.logged) = (seq.past + count, drafts);
                 for (i, pool) in pools.blocks.iter().enumerate() {
                     let mut all = pool.free.clone();
                     for seq in seqs.iter().flatten() {
