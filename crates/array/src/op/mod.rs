@@ -260,7 +260,7 @@ pub enum Op {
     Conv { x: Id, taps: WeightRef, bias: Option<WeightRef>, state: StateRef, f: Map },
     /// `exp(c[t] - c[t-1])`, a decay in (0, 1] -> `[T, cols]`, where `c` is the running sum of a [`DecayCurve`] since
     /// the last position that is a multiple of [`SUM_BLOCK`], added in f64 and rounded to f32. The state holds it as
-    /// `[cols, 2]`, f32 and remainder. So decays from token to token and over a stretch of a block are differences of
+    /// `[cols, 2]`, f32 and remainder, which it is rounded to after each token. So decays from token to token and over a stretch of a block are differences of
     /// the same numbers.
     Decay { x: Id, neg_a: WeightRef, bias: WeightRef, state: StateRef, f: DecayCurve },
     /// Gated delta rule, one token after the other: `M *= g; d = beta (v - M^T k); M += k d^T; y = M^T q`. State
