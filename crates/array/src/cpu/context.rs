@@ -33,8 +33,8 @@ pub(crate) struct Context<'a> {
 // SAFETY: the pointers lead to the arena and to states, which kernels hand out to threads in disjoint pieces.
 unsafe impl Sync for Context<'_> {}
 
-/// A state's memory: `units` pieces of `unit` numbers. In a slot, a record of `record` numbers comes first, then its log of
-/// `inputs` numbers a token.
+/// A state's memory: `units` pieces of `unit` numbers. In a slot, a record of `record` numbers comes first, then its log
+/// of `inputs` numbers a token.
 #[derive(Clone, Copy)]
 pub(crate) struct StateMem {
     ptr: *mut f32,
