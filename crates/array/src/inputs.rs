@@ -148,7 +148,7 @@ impl Inputs {
     ///
     /// # Errors
     /// The key has no room for it, it is empty, a table is longer than its width, more is logged than the row has read,
-    /// other than all logged tokens or none are confirmed, or the inputs were made for smaller keys than that of the step.
+    /// neither all logged tokens nor none are confirmed, or the inputs were made for smaller keys than the step's.
     pub fn push(&mut self, row: RowInput<'_>) -> Result<()> {
         let l = self.layout;
         if l.words() > self.words.len() {

@@ -12,15 +12,16 @@ mod recurrent;
 
 use std::sync::Arc;
 
-use cases::{Case, Rig};
+use cases::{Case, Model, Rig};
 use common::drafts::{DEPTH, Draft, drafts, key};
-use common::{MOST_ROWS, Rng, Row, Sequence, WIDTHS, cpu, script_keys, sequences};
-use longrun_array::{CpuOptions, Error, Limits, NullDevice, Runtime, State, StateKind};
+use common::{CHUNK, MOST_ROWS, Rng, Row, Sequence, WIDTHS, cpu, script_keys, sequences};
+use longrun_array::{CpuOptions, DecayCurve, Error, Limits, NullDevice, Runtime, State, StateKind};
 
 /// Everything that keeps something between steps.
 const CASES: &[(&str, Case)] = &[
     ("conv", recurrent::conv),
     ("decay", recurrent::decay),
+    ("wide decay", wide_decay),
     ("delta_rule", recurrent::delta_rule),
     ("ssm", recurrent::ssm),
     ("pool", compressed::pool),
@@ -28,6 +29,17 @@ const CASES: &[(&str, Case)] = &[
     ("select", compressed::select),
     ("write_kv", cases::write_kv),
 ];
+
+/// Steps of so different sizes that running sums are rounded in a record.
+fn wide_decay(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 40);
+    let (table, neg_a) = (rig.table(cols), rig.vector(cols, -1.0, 0.0));
+    let (bias, sums) = (rig.vector(cols, -1.0, 1.0), recurrent::record(rig, 2 * cols, cols));
+    cases::model(move |step| {
+        let x = step.ids().embed(&table, 30.0);
+        x.decay(&neg_a, &bias, step.open(&sums), DecayCurve::Softplus).0
+    })
+}
 
 fn prepared(case: Case, seed: u64, rt: Runtime) -> (Runtime, Vec<Arc<State>>, impl Sized) {
     let mut rig = Rig::new(rt, Rng::new(seed));
@@ -52,6 +64,9 @@ fn run(
     script: &[Vec<Draft>],
 ) -> Outcome {
     let (mut rt, states, _model) = prepared(case, seed, cpu(machine));
+    // Others had these slots and blocks before.
+    let others: Vec<Row> = all.iter().map(|s| s.row(0, s.ids.len().min(CHUNK))).collect();
+    common::run_step(&mut rt, common::script_key(&others), &others, 0).unwrap();
     let live = rt.usage().live;
     let mut known: Vec<_> = all.iter().map(|s| vec![None; s.ids.len()]).collect();
     for step in script {

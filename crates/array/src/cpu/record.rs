@@ -16,7 +16,7 @@ pub(super) struct Row {
     pub(super) start: usize,
     /// Tokens in the log.
     logged: usize,
-    /// Tokens that go into the record; if there are none, it is left alone.
+    /// Tokens that go into the record; if there are none, it holds afterwards what it held before.
     pub(super) confirmed: usize,
     /// All tokens.
     pub(super) all: usize,

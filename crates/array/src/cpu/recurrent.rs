@@ -66,7 +66,7 @@ pub(super) fn conv(c: &Context<'_>, a: ConvArgs<'_>, mem: StateMem, out: &MatMut
                 last[..k].rotate_left(1);
             };
             (0..row.confirmed).for_each(|i| token(&mut last, i));
-            for (j, last) in last[..k - 1].iter().enumerate().filter(|_| row.confirmed > 0) {
+            for (j, last) in last[..k - 1].iter().enumerate() {
                 // SAFETY: as for reading.
                 unsafe { mem.write(row.slot, j * cols + at, n) }.copy_from_slice(&last[..n]);
             }
@@ -135,7 +135,7 @@ pub(super) fn decay(c: &Context<'_>, a: DecayArgs<'_>, mem: StateMem, out: &MatM
                 decay_chunk(c.isa, a, x, at, sums, out);
             };
             (0..row.confirmed).for_each(|i| token(&mut sums, i));
-            for (sum, s) in sums.iter().zip(state.as_chunks_mut().0).filter(|_| row.confirmed > 0) {
+            for (sum, s) in sums.iter().zip(state.as_chunks_mut().0) {
                 *s = parts(*sum);
             }
             (row.confirmed..row.all).for_each(|i| token(&mut sums, i));

@@ -226,9 +226,7 @@ pub enum Op {
     /// pairs are `(i, i + pairs)`, or `(2i, 2i + 1)` if `interleaved`.
     Rope { x: Id, table: Id, dim: usize, start: usize, interleaved: bool, inverse: bool },
 
-    // --- state, in place. An operation with a record (slots) puts the row's confirmed tokens into it; what the others
-    // bring is kept in the log behind it: of a `Pool` `x | gate`, of a `Conv` and a `Decay` `x`, of a `DeltaRule`
-    // `k | v | decay | beta`, of an `Ssm` `x | b | dt`.
+    // --- state, in place; a log has `x`, `x | gate` (pool), `k | v | decay | beta` (delta rule) or `x | b | dt` (scan)
     /// Writes row `t` to its position's place in paged `state`. Where a state has an entry for each `every` tokens, the
     /// last of them writes it.
     WriteKv { x: Id, state: StateRef },
@@ -260,8 +258,8 @@ pub enum Op {
     Conv { x: Id, taps: WeightRef, bias: Option<WeightRef>, state: StateRef, f: Map },
     /// `exp(c[t] - c[t-1])`, a decay in (0, 1] -> `[T, cols]`, where `c` is the running sum of a [`DecayCurve`] since
     /// the last position that is a multiple of [`SUM_BLOCK`], added in f64 and rounded to f32. The state holds it as
-    /// `[cols, 2]`, f32 and remainder. So decays from token to token and over a stretch of a block are differences of
-    /// the same numbers.
+    /// `[cols, 2]`, f32 and remainder, its form after each token. So decays from token to token and over a stretch of a
+    /// block are differences of the same numbers.
     Decay { x: Id, neg_a: WeightRef, bias: WeightRef, state: StateRef, f: DecayCurve },
     /// Gated delta rule, one token after the other: `M *= g; d = beta (v - M^T k); M += k d^T; y = M^T q`. State
     /// `[hv, dk, dv]`; value head `h` uses key head `h / (hv / hk)`. `g` is a number a value head, or `dk` of them, one

@@ -9,7 +9,8 @@ use super::*;
 /// What happens next to one of four sequences, or to the snapshots.
 #[derive(Clone, Debug)]
 enum Move {
-    Read(usize, usize),
+    /// Sequence `0` finds `3` of its drafts right, and reads `1` tokens, of which `2` are drafts.
+    Read(usize, usize, usize, usize),
     Leave(usize),
     Keep(usize),
     Forget(usize),
@@ -19,7 +20,8 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
-        6 => (0usize..4, 1usize..40).prop_map(|(who, count)| Move::Read(who, count)),
+        6 => (0usize..4, 1usize..40, 0..=DRAFTS, 0..=DRAFTS)
+            .prop_map(|(who, count, drafts, right)| Move::Read(who, count, drafts, right)),
         1 => (0usize..4).prop_map(Move::Leave),
         2 => (0usize..4).prop_map(Move::Keep),
         1 => (0usize..6).prop_map(Move::Forget),
@@ -27,13 +29,17 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-const ROOM: Room = Room { rows: 4, context: 400, tokens: 800, chunk: 40, snapshots: 5, drafts: 0 };
+const DRAFTS: usize = 20;
+
+const ROOM: Room =
+    Room { rows: 4, context: 400, tokens: 800, chunk: 40, snapshots: 5, drafts: DRAFTS };
 
 /// What each block and slot holds, as the tokens written to it: a device made of labels. A token's label is unique.
 struct Model {
     pools: Pools,
     blocks: Vec<Vec<[u64; BLOCK]>>,
-    slots: Vec<u64>,
+    /// Of a slot: the text of its record and log.
+    slots: Vec<Vec<u64>>,
     seqs: Vec<Option<(Sequence, Vec<u64>)>>,
     kept: Vec<(Snapshot, Vec<u64>)>,
     next: u64,
@@ -44,7 +50,7 @@ impl Model {
         let (caches, pools) = make(runtime, spec, ROOM).unwrap();
         drop(caches);
         let blocks = pools.totals().map(|total| vec![[0; BLOCK]; total]).collect();
-        let slots = vec![0; pools.slot_count()];
+        let slots = vec![Vec::new(); pools.slot_count()];
         let seqs = (0..4).map(|_| None).collect();
         Self { pools, blocks, slots, seqs, kept: Vec::new(), next: 1 }
     }
@@ -55,19 +61,23 @@ impl Model {
                 Copied::Block { pool, from, to } => {
                     self.blocks[pool][to as usize] = self.blocks[pool][from as usize];
                 }
-                Copied::Slot { from, to } => self.slots[to as usize] = self.slots[from as usize],
+                Copied::Slot { from, to } => {
+                    self.slots[to as usize] = self.slots[from as usize].clone();
+                }
             }
         }
     }
 
     fn apply(&mut self, step: Move) {
         match step {
-            Move::Read(who, count) => self.read(who, count),
+            Move::Read(who, count, drafts, right) => self.read(who, count, drafts, right),
             Move::Leave(who) => {
                 self.seqs[who].take().into_iter().for_each(|(seq, _)| self.pools.release(seq));
             }
             Move::Keep(who) => {
-                let Some((seq, text)) = &self.seqs[who] else { return };
+                let Some((seq, text)) = &mut self.seqs[who] else { return };
+                // What is kept was right.
+                seq.accept(DRAFTS);
                 self.kept.extend(self.pools.keep(seq).map(|kept| (kept, text.clone())));
             }
             Move::Forget(k) if k < self.kept.len() => {
@@ -83,11 +93,15 @@ impl Model {
         }
     }
 
-    fn read(&mut self, who: usize, count: usize) {
+    fn read(&mut self, who: usize, count: usize, drafts: usize, right: usize) {
         let Some((mut seq, mut text)) = self.seqs[who].take() else {
             self.seqs[who] = Some((self.pools.admit(1.0).unwrap(), Vec::new()));
             return;
         };
+        seq.accept(right);
+        text.truncate(seq.past);
+        let all = seq.drafts() + count;
+        let drafts = if drafts < count || all > DRAFTS { drafts.min(count) } else { all };
         if !matches!(self.pools.reserve(&mut seq, count), Ok(true)) {
             return self.pools.release(seq);
         }
@@ -101,10 +115,10 @@ impl Model {
                     self.blocks[i][block as usize][entry % BLOCK] = self.next;
                 }
             }
-            self.slots[seq.slot as usize] = self.next;
             self.next += 1;
         }
-        seq.past += count;
+        self.slots[seq.slot as usize].clone_from(&text);
+        (seq.past, seq.logged) = (seq.past + count, drafts);
         self.seqs[who] = Some((seq, text));
     }
 
@@ -113,14 +127,15 @@ impl Model {
         for (seq, text) in self.seqs.iter().flatten().filter(|(seq, _)| seq.past > 0) {
             assert_eq!(text.len(), seq.past);
             for (i, pool) in self.pools.pools().iter().enumerate() {
-                for entry in pool.first_read(seq.past) / pool.every..seq.past / pool.every {
+                let first = pool.first_read(seq.past - seq.drafts());
+                for entry in first / pool.every..seq.past / pool.every {
                     let block = seq.tables[i][entry / BLOCK % pool.width];
                     let label = text[(entry + 1) * pool.every - 1];
                     assert_eq!(self.blocks[i][block as usize][entry % BLOCK], label, "pool {i}");
                 }
             }
             if records {
-                assert_eq!(self.slots[seq.slot as usize], text[seq.past - 1]);
+                assert!(self.slots[seq.slot as usize].starts_with(text));
             }
         }
     }
