@@ -120,8 +120,8 @@ impl Caches {
         step.open(&self.records[id.0])
     }
 
-    /// The types of paged caches, from the widest to the narrowest, and what a token takes of each. Records are f32 always:
-    /// what is added to them stays for the rest of the text, and so would its rounding.
+    /// The types of paged caches, from the widest to the narrowest, and what a token takes of each. Records are f32
+    /// always: what is added to them stays for the rest of the text, and so would its rounding.
     pub fn types(&self) -> &[CacheType] {
         &self.types
     }

@@ -21,7 +21,7 @@ const LONGEST: usize = 140;
 const ROWS: usize = 3;
 const VOCAB: usize = 160;
 
-fn executor(family: &str) -> Executor {
+fn executor(family: &str, kv: Stored) -> Executor {
     let shape = TinyShape {
         layers: Some(4),
         interval: Some(2),
@@ -42,7 +42,7 @@ fn executor(family: &str) -> Executor {
     let config = Config::loose(&config).unwrap();
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let room = Room { rows: ROWS, context: LONGEST, tokens: ROWS * LONGEST, chunk: LONGEST };
-    let setup = Setup { room, per_token: true, limits: Limits::default(), kv: Stored::F32 };
+    let setup = Setup { room, per_token: true, limits: Limits::default(), kv };
     Executor::new(Box::new(device), &config, Source::Seed(7), setup, &|_, _| {}).unwrap()
 }
 
@@ -150,8 +150,8 @@ fn neighbours_change_nothing(exec: &mut Executor, family: &str, whole: &[Vec<u32
         .unwrap();
 }
 
-fn run(family: &str) {
-    let mut exec = executor(family);
+fn run(family: &str, kv: Stored) {
+    let mut exec = executor(family, kv);
     let live = exec.usage().live;
     let whole = cuts_change_nothing(&mut exec, family);
     assert_ne!(whole[0], whole[1]);
@@ -164,7 +164,7 @@ macro_rules! families {
     ($($name:ident)*) => { $(
         #[test]
         fn $name() {
-            run(stringify!($name));
+            run(stringify!($name), Stored::F32);
         }
     )* };
 }
@@ -173,3 +173,14 @@ families!(llama mistral qwen2_moe gemma2 gemma3 smollm3 qwen3_next qwen3_moe phi
     ministral3 minimax_m2 gpt_oss lfm2 seed_oss deepseek_v3 deepseek_v32
     mamba2 nemotron_h falcon_h1 granite granitemoehybrid kimi_linear
     gemma4 deepseek_v4 glm5_next);
+
+/// Windows, sinks, shared caches, latent keys, indexers, entries and records beside keys, over each type of keys and values.
+#[test]
+fn rounded_keys_and_values() {
+    let families =
+        ["gemma3", "gpt_oss", "gemma4", "deepseek_v32", "deepseek_v4", "glm5_next", "falcon_h1"];
+    for (i, family) in families.into_iter().enumerate() {
+        run(family, Stored::Q4);
+        run(family, [Stored::F16, Stored::BF16, Stored::Q8][i % 3]);
+    }
+}
