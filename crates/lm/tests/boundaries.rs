@@ -180,6 +180,11 @@ fn rounded_keys_and_values() {
     let families =
         ["gemma3", "gpt_oss", "gemma4", "deepseek_v32", "deepseek_v4", "glm5_next", "falcon_h1"];
     for (i, family) in families.into_iter().enumerate() {
+        let exec = executor(family, Stored::Q4);
+        let types: Vec<_> = exec.caches().types().iter().map(|of| of.stored).collect();
+        let chooses = ["deepseek_v32", "deepseek_v4", "glm5_next"].contains(&family);
+        let want = if chooses { &[Stored::F32, Stored::Q4][..] } else { &[Stored::Q4] };
+        assert_eq!(types, want, "{family}");
         run(family, Stored::Q4);
         run(family, [Stored::F16, Stored::BF16, Stored::Q8][i % 3]);
     }
