@@ -135,7 +135,7 @@ fn table(binary: &Path, group: &str) -> Result<(String, usize)> {
     Ok((text, failed))
 }
 
-/// One line a checkpoint, one column a type of keys and values. Some are beyond the bound of their type; the page says why.
+/// One line a checkpoint, one column a type of keys and values. Some are beyond its bound; the page says why.
 fn kv_table(binary: &Path) -> Result<String> {
     let mut text =
         String::from("| checkpoint | `f16` | `bf16` | `q8` | `q4` |\n|---|---|---|---|---|\n");

@@ -1,6 +1,6 @@
 //! How paged states keep their numbers: the element types, where the bytes of a head lie in a block, what they mean.
 //!
-//! Owns the definition: a number of a block is what [`Layout::number`] says. Refuses to be fast; `cpu/paged.rs` has the
+//! Owns the definition: a number of a block is what `Layout::number` says. Refuses to be fast; `cpu/paged.rs` has the
 //! kernels that are tested against it. A token is encoded from its own numbers alone, so what its bytes are depends on
 //! no neighbour, no cut and no batch.
 

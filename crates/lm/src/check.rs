@@ -17,8 +17,8 @@ use crate::weights::Source;
 /// A greedy choice whose margin is below this may go either way.
 pub const NEAR_TIE: f32 = 1e-3;
 
-/// The largest difference allowed by default, relative to the largest logit, for keys and values of type `kv`. That of f32
-/// is the noise of sums. The others hold for models without experts and indexers, whose choices a rounding can turn
+/// The largest difference allowed by default, relative to the largest logit, for keys and values of type `kv`. That of
+/// f32 is the noise of sums. The others hold for models without experts and indexers, whose choices a rounding can turn
 /// around; docs/families.md has what was measured.
 pub const fn tolerance(kv: Stored) -> f32 {
     match kv {

@@ -6,7 +6,7 @@
 mod families;
 
 use families::VOCAB;
-use longrun_array::{CpuDevice, CpuOptions, Wanted};
+use longrun_array::{CpuDevice, CpuOptions, Stored, Wanted};
 use longrun_lm::cache::{Room, Sequence};
 use longrun_lm::executor::{Executor, Setup, Span};
 use longrun_lm::weights::Source;
@@ -20,7 +20,7 @@ const LENGTHS: [usize; 19] =
 const LONGEST: usize = 140;
 const ROWS: usize = 3;
 
-fn executor(family: &str) -> Executor {
+fn executor(family: &str, kv: Stored) -> Executor {
     let config = families::config(family);
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let room = Room {
@@ -31,7 +31,7 @@ fn executor(family: &str) -> Executor {
         snapshots: 0,
         drafts: 0,
     };
-    let setup = Setup { per_token: true, ..Setup::new(room) };
+    let setup = Setup { per_token: true, kv, ..Setup::new(room) };
     Executor::new(Box::new(device), &config, Source::Seed(7), setup, &|_, _| {}).unwrap()
 }
 
@@ -139,8 +139,8 @@ fn neighbours_change_nothing(exec: &mut Executor, family: &str, whole: &[Vec<u32
         .unwrap();
 }
 
-fn run(family: &str) {
-    let mut exec = executor(family);
+fn run(family: &str, kv: Stored) {
+    let mut exec = executor(family, kv);
     let live = exec.usage().live;
     let whole = cuts_change_nothing(&mut exec, family);
     assert_ne!(whole[0], whole[1]);
@@ -149,4 +149,24 @@ fn run(family: &str) {
     assert_eq!(exec.usage().live, live);
 }
 
-families::each_family!(run);
+families::each_family!(run_f32);
+
+fn run_f32(family: &str) {
+    run(family, Stored::F32);
+}
+
+/// Windows, sinks, shared caches, latent keys, indexers, entries and records beside keys, over each type of keys and values.
+#[test]
+fn rounded_keys_and_values() {
+    let families =
+        ["gemma3", "gpt_oss", "gemma4", "deepseek_v32", "deepseek_v4", "glm5_next", "falcon_h1"];
+    for (i, family) in families.into_iter().enumerate() {
+        let exec = executor(family, Stored::Q4);
+        let types: Vec<_> = exec.caches().types().iter().map(|of| of.stored).collect();
+        let chooses = ["deepseek_v32", "deepseek_v4", "glm5_next"].contains(&family);
+        let want = if chooses { &[Stored::F32, Stored::Q4][..] } else { &[Stored::Q4] };
+        assert_eq!(types, want, "{family}");
+        run(family, Stored::Q4);
+        run(family, [Stored::F16, Stored::BF16, Stored::Q8][i % 3]);
+    }
+}

@@ -1,6 +1,6 @@
 //! Positions that depend on the length of a text: settled when a sequence is admitted, whatever happens to it later.
 
-use longrun_array::{CpuDevice, CpuOptions, Limits, Stored, Wanted};
+use longrun_array::{CpuDevice, CpuOptions, Wanted};
 use longrun_lm::cache::Room;
 use longrun_lm::config::Config;
 use longrun_lm::executor::{Executor, Setup, Span};

@@ -73,6 +73,31 @@ fn every_golden_folder_passes() {
 }
 
 #[test]
+fn each_type_of_keys_and_values_is_within_its_bound() {
+    for family in ["llama", "gemma3", "phi3", "olmo2", "qwen3_next", "falcon_h1", "mamba2"] {
+        let folder = golden(family);
+        let check = |kv: &str, more: &[&str]| {
+            let args = ["check", "--model", folder.to_str().unwrap(), "--json", "--kv-type", kv];
+            let run = longrun(&[&args[..], more].concat());
+            let rows: Vec<Value> = serde_json::from_str(&run.stdout).unwrap();
+            assert!(rows.iter().all(|row| row["same_bits"] == true), "{family} {kv}");
+            let relative = rows.iter().map(|row| row["relative"].as_f64().unwrap());
+            (run.code, relative.fold(0.0, f64::max))
+        };
+        let mut last = 0.0;
+        for (kv, bound) in [("f32", 1e-4), ("f16", 1e-2), ("bf16", 5e-2), ("q8", 0.2), ("q4", 1.0)]
+        {
+            let (code, relative) = check(kv, &[]);
+            assert!(code == 0 && relative <= bound, "{family} {kv}: {relative}");
+            // A model without keys and values has nothing to round.
+            assert!((relative > last) != (family == "mamba2" && kv != "f32"), "{family} {kv}");
+            last = relative;
+        }
+        assert_eq!(check("q8", &["--tolerance", "1e-4"]).0, i32::from(family != "mamba2"));
+    }
+}
+
+#[test]
 fn the_table_has_a_line_a_vector_and_mode() {
     let folder = golden("llama");
     let run = longrun(&["check", "--model", folder.to_str().unwrap(), "--exact"]);

@@ -147,6 +147,16 @@ fn the_end_token_stops_and_is_not_text() {
 }
 
 #[test]
+fn rounded_keys_and_values_write_almost_the_same() {
+    let ids = |kv: &str| greedy_ids(&["--kv-type", kv]);
+    let want = ids("f32");
+    for kv in ["f16", "bf16", "q8"] {
+        assert_eq!(ids(kv), want, "{kv}");
+    }
+    assert_eq!(longrun(&["generate", "--kv-type", "q5"]).code, 2);
+}
+
+#[test]
 fn a_prompt_comes_from_standard_input() {
     let flags = ["generate", "--prompt", "-", "--json", "--temp", "0", "--max-tokens", "8"];
     let got = longrun_reading("Once upon a time".as_bytes(), &flags).json();

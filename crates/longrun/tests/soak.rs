@@ -69,6 +69,25 @@ fn a_hybrid_of_48_layers_is_flat() {
 }
 
 #[test]
+fn keys_and_values_of_each_type_are_flat() {
+    let mut bytes = u64::MAX;
+    for (kv, line) in [
+        ("f32", "caches: 4 in f32, 2048 bytes a token; records in f32, 448704 bytes a row"),
+        ("f16", "caches: 4 in f16, 1024 bytes"),
+        ("q8", "caches: 4 in q8, 544 bytes"),
+        ("q4", "caches: 4 in q4, 320 bytes"),
+    ] {
+        let args = ["--tokens", "200", "--mode", "churn", "--kv-type", kv];
+        let (run, json) = soak(&format!("kv_{kv}"), &args);
+        assert_eq!((run.code, &json["verdict"]), (0, &Value::from("flat")), "{}", run.stderr);
+        assert!(run.stderr.contains(line), "{}", run.stderr);
+        let live = number(&json["samples"][0], "bytes");
+        assert!(live < bytes, "{kv}: {live} of {bytes}");
+        bytes = live;
+    }
+}
+
+#[test]
 fn experts_are_flat() {
     let model = ["--model", "tiny:qwen3_5_moe", "--mode", "batch", "--rows", "3"];
     flat("moe_cpu", 200, &model);

@@ -237,8 +237,9 @@ fn each_cache_has_its_type_and_tokens_their_bytes() {
     spec.record(10, 3);
     let list = |kv| {
         let spec = spec.clone().stored_as(kv);
-        let (caches, _) = make(&runtime, &spec, ROOM).unwrap();
-        assert_eq!((caches.record_bytes(), caches.bytes()), (40, spec.bytes(ROOM)));
+        let room = Room { drafts: 2, ..ROOM };
+        let (caches, _) = make(&runtime, &spec, room).unwrap();
+        assert_eq!((caches.record_bytes(), caches.bytes()), (64, spec.bytes(room)));
         caches.types().iter().map(|t| (t.stored, t.caches, t.token_bytes)).collect::<Vec<_>>()
     };
     assert_eq!(list(Stored::F32), [(Stored::F32, 3, 1024.0 + 32.0)]);
