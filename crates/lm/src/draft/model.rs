@@ -9,7 +9,7 @@ use super::{Ask, Draft};
 use crate::cache::Sequence;
 use crate::engine::RowId;
 use crate::error::{Error, Result};
-use crate::executor::{Executor, Span};
+use crate::executor::{self, Executor, Span};
 
 /// A model that guesses for another one.
 pub struct DraftModel {
@@ -53,74 +53,78 @@ impl DraftModel {
         &self.exec
     }
 
-    /// The reader of a row, which has let go of its wrong guesses.
-    fn reader(&mut self, ask: &Ask<'_>) -> Result<usize> {
-        let i = match self.rows.iter().position(|reader| reader.row == ask.row) {
-            Some(i) => i,
-            None => {
+    /// Has a reader for each row, which lets go of its wrong guesses.
+    fn meet(&mut self, asks: &[Ask<'_>]) -> Result<()> {
+        for ask in asks {
+            if self.rows.iter().all(|reader| reader.row != ask.row) {
                 let seq = self.exec.admit(ask.text_most)?;
                 self.rows.push(Reader { row: ask.row, seq, guessed: Vec::new() });
-                self.rows.len() - 1
-            }
-        };
-        let reader = &mut self.rows[i];
-        let sure = reader.seq.past - reader.seq.drafts();
-        let said = ask.ids.get(sure..).unwrap_or(&[]);
-        let right = reader.guessed.iter().zip(said).take_while(|(a, b)| a == b).count();
-        reader.seq.accept(right);
-        reader.guessed.clear();
-        Ok(i)
-    }
-
-    /// Reads what the rows have said since, a chunk at most; then each row that is up to date has its first draft.
-    fn catch_up(&mut self, asks: &mut [Ask<'_>]) -> Result<Vec<usize>> {
-        let places = asks.iter().map(|ask| self.reader(ask)).collect::<Result<Vec<usize>>>()?;
-        let chunk = self.exec.room().chunk;
-        let mut ready = Vec::new();
-        for (a, (ask, place)) in asks.iter_mut().zip(places).enumerate() {
-            let reader = &mut self.rows[place];
-            let new = &ask.ids[reader.seq.past..];
-            let ids = &new[..new.len().min(chunk)];
-            let wanted = if ids.len() == new.len() { Wanted::Last } else { Wanted::None };
-            let span = Span { seq: &mut reader.seq, ids, wanted, drafts: 0 };
-            let logits = self.exec.run(&mut [span])?;
-            if wanted == Wanted::Last {
-                ask.drafts.extend(ask.chooser.choose(logits, ask.ids.len()));
-                ready.push(a);
             }
         }
-        Ok(ready)
-    }
-
-    /// One more draft for each of the rows `ready`, from the one before.
-    fn go_on(&mut self, asks: &mut [Ask<'_>], ready: &[usize]) -> Result<()> {
-        let vocab = self.exec.vocab();
-        let wants = |ask: &Ask<'_>| ask.drafts.last().is_some() && ask.drafts.len() < ask.most;
-        let mut spans = Vec::new();
         for reader in &mut self.rows {
-            let ask = ready.iter().map(|&a| &asks[a]).find(|ask| ask.row == reader.row);
-            let Some(ask) = ask.filter(|ask| wants(ask)) else { continue };
-            let last = ask.drafts.len() - 1;
-            reader.guessed.push(ask.drafts[last]);
-            let drafts = reader.guessed.len();
-            let ids = &ask.drafts[last..];
-            spans.push((
-                reader.row,
-                Span { seq: &mut reader.seq, ids, wanted: Wanted::Last, drafts },
-            ));
+            let Some(ask) = asks.iter().find(|ask| ask.row == reader.row) else { continue };
+            let sure = reader.seq.past - reader.seq.drafts();
+            let said = ask.ids.get(sure..).unwrap_or(&[]);
+            let right = reader.guessed.iter().zip(said).take_while(|(a, b)| a == b).count();
+            reader.seq.accept(right);
+            reader.guessed.clear();
         }
-        let (rows, mut spans): (Vec<RowId>, Vec<Span<'_>>) = spans.into_iter().unzip();
+        Ok(())
+    }
+
+    /// Reads what the rows have said since, as much as one step can; a row that is then up to date has its first draft.
+    fn catch_up(&mut self, asks: &mut [Ask<'_>]) -> Result<()> {
+        let (mut left, chunk) = (executor::step_tokens(self.exec.room()), self.exec.room().chunk);
+        let (mut rows, mut spans) = (Vec::new(), Vec::new());
+        for reader in &mut self.rows {
+            let Some(ask) = asks.iter().find(|ask| ask.row == reader.row) else { continue };
+            let new = &ask.ids[reader.seq.past..];
+            let ids = &new[..new.len().min(chunk).min(left)];
+            if ids.is_empty() {
+                continue;
+            }
+            left -= ids.len();
+            let wanted = if ids.len() == new.len() { Wanted::Last } else { Wanted::None };
+            rows.extend(Some(reader.row).filter(|_| wanted == Wanted::Last));
+            spans.push(Span { seq: &mut reader.seq, ids, wanted, drafts: 0 });
+        }
         if spans.is_empty() {
             return Ok(());
         }
-        let logits = self.exec.run(&mut spans)?.chunks_exact_mut(vocab);
-        for (row, logits) in rows.iter().zip(logits) {
-            for ask in asks.iter_mut().filter(|ask| ask.row == *row) {
-                let at = ask.ids.len() + ask.drafts.len();
-                ask.drafts.extend(ask.chooser.choose(logits, at));
-            }
-        }
+        let logits = self.exec.run(&mut spans)?;
+        choose(asks, &rows, logits);
         Ok(())
+    }
+
+    /// One more draft for each row that has one and can use more.
+    fn go_on(&mut self, asks: &mut [Ask<'_>]) -> Result<()> {
+        let (mut rows, mut spans) = (Vec::new(), Vec::new());
+        for reader in &mut self.rows {
+            let ask = asks.iter().find(|ask| ask.row == reader.row);
+            let Some(ask) = ask.filter(|ask| ask.drafts.len() < ask.most) else { continue };
+            let Some(ids) = ask.drafts.last_chunk::<1>() else { continue };
+            reader.guessed.extend(ids);
+            let drafts = reader.guessed.len();
+            rows.push(reader.row);
+            spans.push(Span { seq: &mut reader.seq, ids, wanted: Wanted::Last, drafts });
+        }
+        if spans.is_empty() {
+            return Ok(());
+        }
+        let logits = self.exec.run(&mut spans)?;
+        choose(asks, &rows, logits);
+        Ok(())
+    }
+}
+
+/// One more draft for each of `rows`, by its logits.
+fn choose(asks: &mut [Ask<'_>], rows: &[RowId], logits: &mut [f32]) {
+    let vocab = logits.len() / rows.len().max(1);
+    for (row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocab.max(1))) {
+        for ask in asks.iter_mut().filter(|ask| ask.row == *row) {
+            let position = ask.ids.len() + ask.drafts.len();
+            ask.drafts.extend(ask.chooser.choose(logits, position));
+        }
     }
 }
 
@@ -130,11 +134,9 @@ impl Draft for DraftModel {
     }
 
     fn draft(&mut self, asks: &mut [Ask<'_>]) -> Result<()> {
-        let ready = self.catch_up(asks)?;
-        for _ in 1..self.most {
-            self.go_on(asks, &ready)?;
-        }
-        Ok(())
+        self.meet(asks)?;
+        self.catch_up(asks)?;
+        (1..self.most).try_for_each(|_| self.go_on(asks))
     }
 
     fn release(&mut self, row: RowId) {

@@ -59,6 +59,7 @@ pub struct Engine {
     shares: Vec<usize>,
     next_id: u64,
     drafter: Option<Box<dyn Draft>>,
+    draft_error: Option<Error>,
     /// Tokens of one step at most.
     budget: usize,
     stats: Stats,
@@ -72,6 +73,7 @@ impl Engine {
             budget: executor::step_tokens(room),
             exec,
             drafter: None,
+            draft_error: None,
             prefixes: Prefixes::default(),
             waiting: VecDeque::new(),
             rows: Vec::new(),
@@ -107,6 +109,11 @@ impl Engine {
     /// Lets go of all snapshots.
     pub fn clear_prefixes(&mut self) {
         self.prefixes.clear(&mut self.exec);
+    }
+
+    /// Why there are no drafts any more, if the drafter has failed.
+    pub fn draft_error(&self) -> Option<&Error> {
+        self.draft_error.as_ref()
     }
 
     /// Requests in the engine: in service, or waiting for a place.
@@ -263,7 +270,8 @@ impl Engine {
                 asks.push(row.text.ask(useful, &mut row.drafts));
             }
         }
-        if drafter.draft(&mut asks).is_err() {
+        if let Err(error) = drafter.draft(&mut asks) {
+            self.draft_error = Some(error);
             self.drafter = None;
             self.rows.iter_mut().for_each(|row| row.drafts.clear());
         }
@@ -336,7 +344,10 @@ impl Engine {
             let read = row.seq.past.min(prompt) - (row.seq.past - row.share).min(prompt);
             let drafts = row.drafts.len();
             let results = if row.seq.past == before + drafts { 1 + drafts } else { 0 };
-            let right = row.settle(logits.by_ref().take(results), events);
+            let mut own = logits.by_ref().take(results);
+            let right = row.settle(&mut own, events);
+            // Those of wrong drafts are not the next row's.
+            own.for_each(drop);
             self.stats.prompt_tokens += read as u64;
             self.stats.generated_tokens += (row.text.ids.len() - before) as u64;
             self.stats.drafted += drafts as u64;
