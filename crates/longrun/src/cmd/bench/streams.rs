@@ -62,10 +62,12 @@ pub(super) fn run(args: &StreamsArgs) -> Result<ExitCode> {
     positive("--long", args.long)?;
     let source = open(&args.model)?;
     let most = most_tokens(args);
-    let context = most.saturating_add(PROMPT).max(args.long.saturating_add(2 * QUIET));
+    let (stream, long) = (most.saturating_add(PROMPT), args.long.saturating_add(2 * QUIET));
+    let context = stream.max(long);
     fits(&args.model, &source, context)?;
     let rows = args.streams.saturating_add(1);
-    let tokens = rows.saturating_mul(context.saturating_add(BLOCK));
+    let streams = args.streams.saturating_mul(stream.saturating_add(BLOCK));
+    let tokens = streams.saturating_add(long).saturating_add(SNAPSHOTS * BLOCK);
     let chunk = args.model.chunk;
     let room = Room { rows, context, tokens, chunk, snapshots: SNAPSHOTS, drafts: 0 };
     let bench = Bench::new(&args.model, &source, room, None)?;
