@@ -18,9 +18,9 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 a check, soak or load found what it looks for; 2 bad usage, or (soak) the \
-object limit was reached; 3 a bad file; 4 not supported by this build; 5 a limit; 6 the device; 70 a bug, please \
-report it.";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a check, a soak or a load found what it looks for; 2 bad usage, or \
+(soak) the object limit was reached; 3 a bad file; 4 not supported by this build; 5 a limit; 6 the device; 70 a bug, \
+please report it.";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
