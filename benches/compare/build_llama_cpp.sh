@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Builds llama.cpp, as packed in the llama-cpp-python source distribution, to compare with.
 #   build_llama_cpp.sh DIR        binaries end up in DIR/build/bin
-# Needs: python3 with venv, gcc and g++ with OpenMP. Environment: JOBS (1), VERSION (0.3.36).
+# Needs: python3 with venv; clang with libomp, else gcc and g++. Environment: JOBS (1), VERSION (0.3.36), CC, CXX.
 set -euo pipefail
 dir=${1:?usage: build_llama_cpp.sh DIR}
 version=${VERSION:-0.3.36}
 jobs=${JOBS:-1}
+if [ -z "${CC:-}" ] && command -v clang++ >/dev/null; then
+    export CC=clang CXX=clang++
+fi
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 
@@ -27,7 +30,7 @@ fi
 tree="$src/vendor/llama.cpp"
 
 # 3. gcc 12 drops the stores to the tile configuration before _tile_loadconfig (its "m" operand covers 8 of 64 bytes),
-#    which ends in SIGILL at the first tile instruction. A compiler barrier keeps them.
+#    which ends in SIGILL at the first tile instruction. A compiler barrier keeps them. Under clang it changes nothing.
 amx="$tree/ggml/src/ggml-cpu/amx/mmq.cpp"
 grep -q 'longrun-peer-barrier' "$amx" || sed -i \
     's|^\([[:space:]]*\)_tile_loadconfig(|\1__asm__ volatile("" ::: "memory"); /* longrun-peer-barrier */ _tile_loadconfig(|' \
@@ -40,5 +43,5 @@ cmake -S "$tree" -B "$dir/build" -G Ninja \
     -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_APP=OFF \
     -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-nice -n 19 cmake --build "$dir/build" -j "$jobs" --target llama-bench
+nice -n 19 cmake --build "$dir/build" -j "$jobs" --target llama-bench llama-batched-bench
 "$dir/build/bin/llama-bench" --version

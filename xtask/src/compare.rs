@@ -3,6 +3,8 @@
 //! Owns the procedure and the table. Two engines on one machine are measured in turns, so that what else the machine
 //! does falls on both; the ratio is taken within each turn, and the median of the ratios is what counts.
 
+mod batched;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,50 +19,49 @@ const PROMPT: usize = 512;
 const GENERATE: usize = 128;
 /// A prompt that greedy decoding goes on with for long.
 const COUNTING: &str = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16";
-/// What stands around the tables in `docs/performance.md`.
-const MARKS: [&str; 2] = ["<!-- compare: begin -->\n", "<!-- compare: end -->\n"];
 
-struct Options {
-    llama_bench: PathBuf,
+/// What is compared with what.
+pub(crate) struct Options {
+    /// llama-bench, or llama-batched-bench.
+    pub(crate) peer: PathBuf,
     models: Vec<PathBuf>,
-    threads: usize,
-    rounds: usize,
+    pub(crate) threads: usize,
+    pub(crate) rounds: usize,
+    /// Decoding in batches, instead of one row.
+    batched: bool,
     write: bool,
 }
 
 impl Options {
     fn new(args: &[&str]) -> Result<Self> {
-        let mut bench = None;
         let mut o = Self {
-            llama_bench: PathBuf::new(),
+            peer: PathBuf::new(),
             models: Vec::new(),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             rounds: 5,
-            write: false,
+            batched: args.contains(&"--batched"),
+            write: args.contains(&"--write"),
         };
-        let mut args = args.iter();
+        let peer = if o.batched { "--llama-batched-bench" } else { "--llama-bench" };
+        let mut args = args.iter().filter(|flag| !["--batched", "--write"].contains(*flag));
         while let Some(&flag) = args.next() {
-            if flag == "--write" {
-                o.write = true;
-                continue;
-            }
             let value = args.next().ok_or_else(|| format!("{flag} wants a value"))?;
             let number = || {
                 let number = value.parse().ok().filter(|n| *n > 0);
                 number.ok_or_else(|| format!("{flag} wants a number, has {value:?}"))
             };
             match flag {
-                "--llama-bench" => bench = Some(PathBuf::from(value)),
+                _ if flag == peer => o.peer = PathBuf::from(value),
                 "--model" => o.models.push(PathBuf::from(value)),
                 "--threads" => o.threads = number()?,
                 "--rounds" => o.rounds = number()?,
                 _ => return Err(format!("compare does not know {flag}")),
             }
         }
-        o.llama_bench = bench.ok_or(
-            "compare wants --llama-bench PATH; \
-            benches/compare/build_llama_cpp.sh builds one",
-        )?;
+        if o.peer.as_os_str().is_empty() {
+            let built = "benches/compare/build_llama_cpp.sh builds one";
+            return Err(format!("compare wants {peer} PATH; {built}"));
+        }
         if o.models.is_empty() {
             fetch::fetch()?;
             o.models = fetch::files();
@@ -86,10 +87,14 @@ pub(crate) fn compare(args: &[&str]) -> Result<()> {
     let _ = writeln!(report, "- processor features: {}", features());
     report += &peer(&options)?;
     for model in &options.models {
-        report += &measure(&options, &ours, model)?;
+        report += &match options.batched {
+            true => batched::measure(&options, &ours, model)?,
+            false => measure(&options, &ours, model)?,
+        };
     }
     println!("{report}");
-    if options.write { write(&report) } else { Ok(()) }
+    let part = if options.batched { "batched" } else { "compare" };
+    if options.write { write(&report, part) } else { Ok(()) }
 }
 
 /// The vector extensions that matter to either engine.
@@ -102,14 +107,14 @@ fn features() -> String {
 
 /// What is known of the other engine: its version, how it was built.
 fn peer(options: &Options) -> Result<String> {
-    let bench = options.llama_bench.to_string_lossy();
-    let version = capture(Command::new(&*bench).arg("--version"))?;
+    let version = capture(Command::new(&options.peer).arg("--version"))?;
     let version: Vec<&str> = version.out.lines().chain(version.err.lines()).collect();
-    let cache = options.llama_bench.parent().and_then(Path::parent);
+    let cache = options.peer.parent().and_then(Path::parent);
     let cache = cache.map(|build| build.join("CMakeCache.txt"));
     let cache = cache.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
     let wanted = [
         "CMAKE_BUILD_TYPE:",
+        "CMAKE_CXX_COMPILER:",
         "GGML_NATIVE:",
         "GGML_OPENMP:",
         "GGML_LLAMAFILE:",
@@ -162,7 +167,8 @@ fn measure(options: &Options, ours: &Path, model: &Path) -> Result<String> {
     Ok(report)
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
+/// The middle one.
+pub(crate) fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     let middle = all.len() / 2;
     if all.len() % 2 == 1 { all[middle] } else { f64::midpoint(all[middle - 1], all[middle]) }
@@ -219,7 +225,7 @@ fn longrun(options: &Options, ours: &Path, model: &Path, prompt: &str) -> Result
 /// Runs llama-bench; gives its JSON, one object a test.
 fn bench(options: &Options, model: &Path, more: &[&str]) -> Result<crate::shell::Output> {
     let threads = options.threads.to_string();
-    let mut command = Command::new(&options.llama_bench);
+    let mut command = Command::new(&options.peer);
     command.arg("-m").arg(model).args(["-t", &threads, "-r", "1", "-o", "json"]).args(more);
     let output = capture(&mut command)?;
     if output.code == 0 { Ok(output) } else { Err(format!("llama-bench: {}", output.err)) }
@@ -256,13 +262,14 @@ fn settings(options: &Options, model: &Path) -> Result<String> {
     Ok(format!("It reports: {}; {}.", shown.join(", "), buffers.join(", ")))
 }
 
-/// Puts the report between the marks of `docs/performance.md`.
-fn write(report: &str) -> Result<()> {
+/// Puts the report between the marks of a part of `docs/performance.md`.
+fn write(report: &str, part: &str) -> Result<()> {
+    let marks = ["begin", "end"].map(|end| format!("<!-- {part}: {end} -->\n"));
     let path = root().join("docs/performance.md");
     let page = std::fs::read_to_string(&path).map_err(|e| format!("docs/performance.md: {e}"))?;
-    let parts = page.split_once(MARKS[0]).and_then(|(head, rest)| {
-        let (_, tail) = rest.split_once(MARKS[1])?;
-        Some(format!("{head}{}\n{report}\n{}{tail}", MARKS[0], MARKS[1]))
+    let parts = page.split_once(&marks[0]).and_then(|(head, rest)| {
+        let (_, tail) = rest.split_once(&marks[1])?;
+        Some(format!("{head}{}\n{report}\n{}{tail}", marks[0], marks[1]))
     });
     let page = parts.ok_or("docs/performance.md has lost its marks")?;
     std::fs::write(&path, page).map_err(|e| format!("docs/performance.md: {e}"))

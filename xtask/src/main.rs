@@ -21,6 +21,8 @@ cargo xtask prove [--families | --ci] the long proofs: full size into docs/proof
                                       docs/proofs-families.md, or all in CI size to the terminal
 cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds N] [--write]
                                       speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md
+cargo xtask compare --batched --llama-batched-bench PATH [the same flags]
+                                      the same for 1 to 32 rows that decode together
 cargo xtask families                  every checkpoint of testdata beside its reference, into docs/families.md
 cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table";
 

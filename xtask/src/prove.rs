@@ -1,4 +1,5 @@
-//! The long proofs, through the real binary: what must stay flat stays flat, and what must be caught is caught.
+//! The long proofs, through the real binary: what must stay flat stays flat, what is promised under load is held, and
+//! what must be caught is caught.
 //!
 //! Owns the list of proofs and their two sizes. A proof is a command line, what its exit code must be, and checks on
 //! the JSON that it writes. The full size goes into `docs/proofs.md` with everything that was printed.
@@ -19,6 +20,8 @@ enum Show {
     Flat,
     /// Flat, after at least as many short rows as the size `joins` says have joined and left.
     FlatAfterJoins,
+    /// A load of `bench` whose promise is held, with these numbers of its outcome above 0: else it was no load.
+    Held(&'static [&'static str]),
     /// The limit is reached within one step of the prediction; the equality check saw it at this step.
     Dies { flagged_at: f64 },
     /// Flat at every report although a leak is planted, because it is healed before each.
@@ -49,6 +52,21 @@ const LIMIT: (&str, &str, &str) = ("limit", "499000", "9000");
 const fn flat(title: &'static str, command: &'static str, sizes: Sizes) -> Proof {
     let (title, command) = (Cow::Borrowed(title), Cow::Borrowed(command));
     Proof { title, lab: false, command, sizes, code: 0, show: Show::Flat }
+}
+
+/// Streams that decode while a long prompt arrives.
+const fn streams(title: &'static str, command: &'static str) -> Proof {
+    let (title, command) = (Cow::Borrowed(title), Cow::Borrowed(command));
+    let sizes = &[("long", "30000", "1000"), ("chunk", "512", "64")];
+    let show = Show::Held(&["first_token_seconds"]);
+    Proof { title, lab: false, command, sizes, code: 0, show }
+}
+
+/// Conversations against a budget.
+const fn conversations(title: &'static str, command: &'static str, sizes: Sizes) -> Proof {
+    let (title, command) = (Cow::Borrowed(title), Cow::Borrowed(command));
+    let show = Show::Held(&["hit_rate", "cached_fraction", "evicted"]);
+    Proof { title, lab: false, command, sizes, code: 0, show }
 }
 
 const PROOFS: &[Proof] = &[
@@ -102,6 +120,29 @@ const PROOFS: &[Proof] = &[
         code: 0,
         show: Show::FlatAfterJoins,
     },
+    streams(
+        "no stream misses a step while a long prompt is read, recurrent layers",
+        "bench streams --model tiny:qwen3_next --long {long} --chunk {chunk}",
+    ),
+    streams(
+        "no stream misses a step while a long prompt is read, windows",
+        "bench streams --model tiny:gemma3 --long {long} --chunk {chunk}",
+    ),
+    conversations(
+        "conversations stay inside of a budget, recurrent layers",
+        "bench conversations --model tiny:qwen3_next --conversations {many} --memory {memory}",
+        &[("many", "500", "20"), ("memory", "48MiB", "8MiB")],
+    ),
+    conversations(
+        "conversations stay inside of a budget, attention alone",
+        "bench conversations --model tiny:llama --conversations {many} --memory {memory}",
+        &[("many", "500", "20"), ("memory", "12MiB", "7MiB")],
+    ),
+    conversations(
+        "conversations stay inside of a budget, windows, null device",
+        "bench conversations --model tiny:gemma3 --conversations {many} --memory 64MiB --device null",
+        &[("many", "20000", "500")],
+    ),
     Proof {
         title: Cow::Borrowed(
             "planted: bookkeeping that only one recurrent layer reads, null device",
@@ -289,6 +330,11 @@ impl Proof {
                 want(live.len() > 1, "there are not two reports");
                 want(live.iter().all(|n| n.parse() == Ok(base)), "a report differs from the start");
                 want(number("end_live") == base, "the end differs from the start");
+            }
+            Show::Held(above) => {
+                want(verdict == "held", &format!("the verdict is {verdict}"));
+                let load = above.iter().all(|name| number(name) > 0.0);
+                want(load, "it was no load: nothing was reused, or nothing had to go");
             }
             Show::Dies { flagged_at } => {
                 want(verdict == "limit", &format!("the verdict is {verdict}"));

@@ -1,8 +1,14 @@
 //! Every flag of every command, as data.
 
+mod bench;
+
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+pub(crate) use bench::{
+    BenchArgs, BenchLoad, BenchModel, ConversationsArgs, SpeedArgs, StreamsArgs,
+};
 
 /// An inference engine for large language models whose completions run long.
 #[derive(Parser)]
@@ -12,9 +18,9 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 a check or soak found what it looks for; 2 bad usage, or (soak) the \
-object limit was reached; 3 a bad file; 4 not supported by this build; 5 a limit; 6 the device; 70 a bug, please \
-report it.";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a check, a soak or a load found what it looks for; 2 bad usage, or \
+(soak) the object limit was reached; 3 a bad file; 4 not supported by this build; 5 a limit; 6 the device; 70 a bug, \
+please report it.";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -24,6 +30,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Decode one very long completion and watch every buffer.
     Soak(SoakArgs),
+    /// Measure speed, alone, in batches and under load.
+    Bench(BenchArgs),
     /// Say what a model's files hold, without loading it.
     Inspect(InspectArgs),
     /// Write a model in the layout of MLX, quantised or not, with an adapter fused or not.
@@ -188,7 +196,7 @@ impl SoakMode {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SoakDevice {
+pub(crate) enum DeviceName {
     /// Runs nothing, counts all.
     Null,
     /// The CPU.
@@ -243,8 +251,8 @@ pub(crate) struct SoakArgs {
     #[arg(long, value_name = "N")]
     pub(crate) report_every: Option<usize>,
     /// Where to run
-    #[arg(long, value_enum, default_value_t = SoakDevice::Cpu)]
-    pub(crate) device: SoakDevice,
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    pub(crate) device: DeviceName,
     /// The most live and cached buffers
     #[arg(long, value_name = "N", default_value_t = 499_000)]
     pub(crate) resource_limit: usize,

@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => cmd::generate::run(&args),
         Command::Check(args) => cmd::check::run(&args),
         Command::Soak(args) => cmd::soak::run(&args),
+        Command::Bench(args) => cmd::bench::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Convert(args) => cmd::convert::run(&args),
     };

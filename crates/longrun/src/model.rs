@@ -13,7 +13,7 @@ use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
 use longrun_lm::tiny::TinyShape;
 
-use crate::args::{AdapterArgs, CpuArgs, KvArgs, KvName};
+use crate::args::{AdapterArgs, CpuArgs, DeviceName, KvArgs, KvName};
 use crate::hub::HubName;
 use crate::show;
 
@@ -64,6 +64,14 @@ pub(crate) fn cpu(args: CpuArgs) -> Box<dyn Device> {
 /// A device that runs nothing.
 pub(crate) fn null() -> Box<dyn Device> {
     Box::new(NullDevice::new())
+}
+
+/// The device of a name.
+pub(crate) fn device(name: DeviceName, args: CpuArgs) -> Box<dyn Device> {
+    match name {
+        DeviceName::Null => null(),
+        DeviceName::Cpu => cpu(args),
+    }
 }
 
 /// The type of keys and values.

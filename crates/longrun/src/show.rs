@@ -1,6 +1,7 @@
 //! What people see beside the result: progress on a terminal, numbers with units.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,6 +39,12 @@ pub(crate) fn out(text: &str) -> Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(e) => Err(Error::new(Kind::File, format!("can't write to standard output: {e}"))),
     }
+}
+
+/// Writes a whole file.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    let written = std::fs::write(path, text);
+    written.map_err(|e| Error::file(format!("can't be written: {e}")).at(path.display()))
 }
 
 /// Writes a line to standard error, if anybody reads it.

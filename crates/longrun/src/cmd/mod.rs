@@ -1,5 +1,6 @@
 //! The commands, one file each. Each gives an exit code, or an error that `main` prints.
 
+pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod convert;
 pub(crate) mod generate;

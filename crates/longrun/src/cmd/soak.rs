@@ -15,7 +15,7 @@ use longrun_lm::tiny::{self, TinyShape};
 use longrun_lm::{Error, Kind, Result};
 use serde::Serialize;
 
-use crate::args::{SoakArgs, SoakDevice, SoakMode};
+use crate::args::{SoakArgs, SoakMode};
 use crate::{machine, model, plot, show};
 
 /// What is seen at one report.
@@ -72,15 +72,11 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
     };
     let outcome = soak.run()?;
     show::out(&summary(&outcome))?;
-    let write = |path: &std::path::Path, text: &str| {
-        let written = std::fs::write(path, text);
-        written.map_err(|e| Error::file(format!("can't be written: {e}")).at(path.display()))
-    };
     if let Some(path) = &args.json_out {
-        write(path, &show::json(&outcome)?)?;
+        show::write(path, &show::json(&outcome)?)?;
     }
     if let Some(path) = &args.plot {
-        write(path, &plot::svg(&outcome.samples, &args.model))?;
+        show::write(path, &plot::svg(&outcome.samples, &args.model))?;
     }
     Ok(ExitCode::from(match outcome.verdict {
         "flat" => 0,
@@ -133,10 +129,7 @@ impl<'a> Soak<'a> {
             SoakMode::Churn => rows.saturating_mul(2 * (SHORT + BLOCK)).saturating_add(need),
             _ => rows.saturating_mul(need.saturating_add(BLOCK)),
         };
-        let device = match args.device {
-            SoakDevice::Null => model::null(),
-            SoakDevice::Cpu => model::cpu(args.cpu),
-        };
+        let device = model::device(args.device, args.cpu);
         let room = Room { rows, context: need, tokens, chunk: SHORT, snapshots: 0, drafts: 0 };
         let limits = Limits { buffers: args.resource_limit, ..Limits::default() };
         let setup = Setup { limits, kv: model::stored(args.kv), ..Setup::new(room) };

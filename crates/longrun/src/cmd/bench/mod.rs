@@ -1,0 +1,191 @@
+//! `longrun bench`: speed alone and in batches, and two loads that are proofs too.
+//!
+//! Owns what the three have in common: a model on its device, random prompts, medians, the facts that a figure needs
+//! beside it. Everything is driven through the engine that serves; there is no loop for measuring.
+
+mod conversations;
+mod speed;
+mod streams;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use longrun_lm::array::Usage;
+use longrun_lm::budget::Memory;
+use longrun_lm::cache::Room;
+use longrun_lm::engine::{Engine, Event};
+use longrun_lm::executor::Setup;
+use longrun_lm::source::ModelSource;
+use longrun_lm::tiny::TinyShape;
+use longrun_lm::{Error, Result};
+use serde::Serialize;
+
+use crate::args::{BenchArgs, BenchLoad, BenchModel};
+use crate::{machine, model, show};
+
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    match &args.load {
+        None => speed::run(&args.speed),
+        Some(BenchLoad::Streams(args)) => streams::run(args),
+        Some(BenchLoad::Conversations(args)) => conversations::run(args),
+    }
+}
+
+/// The model, once the flags that all have are in order.
+fn open(args: &BenchModel) -> Result<ModelSource> {
+    positive("--chunk", args.chunk)?;
+    model::adapted(model::open(&args.model, TinyShape::default())?, &args.adapter)
+}
+
+fn positive(flag: &'static str, value: usize) -> Result<()> {
+    if value > 0 { Ok(()) } else { Err(Error::usage("must be positive").at(flag)) }
+}
+
+/// Refuses sequences of `need` tokens beyond the context.
+fn fits(args: &BenchModel, source: &ModelSource, need: usize) -> Result<()> {
+    let context = args.context.unwrap_or(source.config.context);
+    if need <= context {
+        return Ok(());
+    }
+    let what = format!("sequences of {need} tokens pass the context of {context}");
+    Err(Error::usage(what).hint("lift it with --context, or ask for fewer tokens"))
+}
+
+/// An engine and random prompts for it.
+struct Bench {
+    engine: Engine,
+    vocab: usize,
+    random: u64,
+    /// What the last step told.
+    events: Vec<Event>,
+    /// Before the first request.
+    base: Usage,
+}
+
+impl Bench {
+    fn new(
+        args: &BenchModel,
+        source: &ModelSource,
+        room: Room,
+        memory: Option<Memory>,
+    ) -> Result<Self> {
+        let setup = Setup { memory, kv: model::stored(args.kv), ..Setup::new(room) };
+        let device = model::device(args.device, args.cpu);
+        let (exec, _) = model::load(source, device, setup, args.seed)?;
+        let (vocab, base) = (exec.vocab(), exec.usage());
+        let (engine, events) = (Engine::new(exec), Vec::new());
+        Ok(Self { engine, vocab, random: args.seed, events, base })
+    }
+
+    /// A number below `n`; the same ones for the same seed.
+    fn below(&mut self, n: usize) -> usize {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) as usize % n.max(1)
+    }
+
+    fn ids(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(self.vocab) as u32).collect()
+    }
+
+    /// One step; gives its seconds. A row that fails is an error.
+    fn step(&mut self) -> Result<f64> {
+        self.events.clear();
+        let began = Instant::now();
+        self.engine.step(&mut self.events)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let failed = self.events.iter().find_map(|event| match event {
+            Event::Failed { error, .. } => Some(error.clone()),
+            _ => None,
+        });
+        failed.map_or(Ok(seconds), Err)
+    }
+
+    /// What is wrong with the memory once all rows have left: nothing may be.
+    fn leftovers(&mut self) -> Vec<String> {
+        self.engine.clear_prefixes();
+        let mut wrong = Vec::new();
+        if !self.engine.executor().all_free() {
+            wrong.push("blocks or slots are held although no row is left".to_owned());
+        }
+        let (live, base) = (self.engine.executor().usage().live, self.base.live);
+        if live != base {
+            let what = format!("{} buffers live at the end, {} before", live.buffers, base.buffers);
+            wrong.push(what);
+        }
+        wrong
+    }
+}
+
+/// What a figure means nothing without.
+#[derive(Debug, Default, Serialize)]
+struct Facts {
+    model: String,
+    /// Bytes of the tensors in the model's files; absent for tiny models.
+    file_bytes: Option<u64>,
+    processor: Option<String>,
+    cores: usize,
+    threads: usize,
+    device: String,
+    weight_bytes: usize,
+    cache_bytes: usize,
+    /// Everything on the device.
+    live_bytes: usize,
+    rss_bytes: Option<u64>,
+    argv: Vec<String>,
+}
+
+impl Facts {
+    fn new(args: &BenchModel, source: &ModelSource, bench: &Bench) -> Self {
+        let exec = bench.engine.executor();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            model: args.model.clone(),
+            file_bytes: source.checkpoint().map(|files| files.summary().bytes),
+            processor: machine::processor(),
+            cores,
+            threads: args.cpu.threads.map_or(cores, usize::from),
+            device: exec.device_name(),
+            weight_bytes: exec.parts().weights,
+            cache_bytes: exec.cache_bytes(),
+            live_bytes: exec.usage().live.bytes,
+            rss_bytes: machine::rss(),
+            argv: std::env::args().collect(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let bytes = |n: usize| show::bytes(n as u64);
+        format!(
+            "model    {}, {}\nmachine  {}, {} cores; {}\nmemory   weights {}, caches {}, all {}; resident {}\n",
+            self.model,
+            self.file_bytes.map_or("random".into(), |n| format!("{} in its files", show::bytes(n))),
+            self.processor.as_deref().unwrap_or("unknown processor"),
+            self.cores,
+            self.device,
+            bytes(self.weight_bytes),
+            bytes(self.cache_bytes),
+            bytes(self.live_bytes),
+            self.rss_bytes.map_or("unknown".into(), show::bytes),
+        )
+    }
+}
+
+/// The middle value; 0 of none.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.get(middle) {
+        None => 0.0,
+        Some(high) if sorted.len() % 2 == 1 => *high,
+        Some(high) => f64::midpoint(sorted[middle - 1], *high),
+    }
+}
+
+/// "held", or why it is not.
+fn verdict(broken: &[String]) -> String {
+    if broken.is_empty() { "held".into() } else { format!("broken: {}", broken.join("; ")) }
+}

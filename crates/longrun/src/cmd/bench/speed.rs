@@ -1,0 +1,202 @@
+//! Speed without a load: reading a prompt, decoding behind texts of several lengths, decoding in batches.
+//!
+//! Owns the procedure. Prompts are never read while decoding is measured; a batch is measured once every row of it
+//! decodes, over as many steps as tokens were asked for.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use longrun_lm::array::BLOCK;
+use longrun_lm::cache::Room;
+use longrun_lm::engine::{Event, Request, RowId};
+use longrun_lm::{Error, Kind, Result};
+use serde::Serialize;
+
+use super::{Bench, Facts, fits, median, open, positive};
+use crate::args::SpeedArgs;
+use crate::show;
+
+/// Tokens a second of one measurement, the median and all rounds.
+#[derive(Debug, Default, Serialize)]
+struct Rate {
+    tokens_per_second: f64,
+    rounds: Vec<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Depth {
+    depth: usize,
+    #[serde(flatten)]
+    rate: Rate,
+}
+
+#[derive(Debug, Serialize)]
+struct Batch {
+    rows: usize,
+    /// Of all rows together.
+    total_tokens_per_second: f64,
+    tokens_per_second_of_a_row: f64,
+    /// Over one row, within a round; the median of the rounds.
+    ratio: f64,
+    rounds: Vec<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    prompt: usize,
+    generate: usize,
+    prefill: Rate,
+    decode: Vec<Depth>,
+    batch: Vec<Batch>,
+    #[serde(flatten)]
+    facts: Facts,
+}
+
+pub(super) fn run(args: &SpeedArgs) -> Result<ExitCode> {
+    positive("--prompt", args.prompt)?;
+    positive("--generate", args.generate)?;
+    positive("--rounds", args.rounds)?;
+    args.batch.iter().try_for_each(|rows| positive("--batch", *rows))?;
+    let source = open(&args.model)?;
+    let room = room(args);
+    fits(&args.model, &source, room.context)?;
+    let mut bench = Bench::new(&args.model, &source, room, None)?;
+    let outcome = measure(args, &mut bench)?;
+    let outcome = Outcome { facts: Facts::new(&args.model, &source, &bench), ..outcome };
+    show::out(&if args.json { show::json(&outcome)? } else { table(&outcome) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Tokens of a row that stands at `depth` and decodes beside others: those that it may be ahead by are included.
+fn length(args: &SpeedArgs, rows: usize, depth: usize) -> usize {
+    depth.max(1).saturating_add(args.generate).saturating_add(lead(args, rows, depth))
+}
+
+/// Steps from the first token of the first row to that of the last one, at most.
+fn lead(args: &SpeedArgs, rows: usize, depth: usize) -> usize {
+    // A step that reads anything reads a token for each prompt, and as much as a chunk if there is as much.
+    let steps = depth.max(1).div_ceil(args.model.chunk).saturating_add(1);
+    steps.saturating_mul(rows).saturating_add(1)
+}
+
+fn room(args: &SpeedArgs) -> Room {
+    let whole = |tokens: usize| tokens.saturating_add(BLOCK);
+    let depth = args.depth.first().copied().unwrap_or(0);
+    let alone = args.depth.iter().map(|depth| length(args, 1, *depth));
+    let alone = alone.chain([args.prompt.saturating_add(1)]).max().unwrap_or(1);
+    let beside = args.batch.iter().map(|rows| length(args, *rows, depth));
+    let context = beside.fold(alone, usize::max);
+    let batches = args.batch.iter().map(|n| n.saturating_mul(whole(length(args, *n, depth))));
+    let tokens = batches.fold(whole(alone), usize::max);
+    let rows = args.batch.iter().copied().fold(1, usize::max);
+    Room { rows, context, tokens, chunk: args.model.chunk, snapshots: 0, drafts: 0 }
+}
+
+/// All rounds; the facts are filled in later.
+fn measure(args: &SpeedArgs, bench: &mut Bench) -> Result<Outcome> {
+    let first = args.depth.first().copied().unwrap_or(0);
+    let bar = show::bar("measuring");
+    let each = args.depth.len() + args.batch.len() + 1;
+    bar.set_length(args.rounds.saturating_mul(each) as u64);
+    prefill(bench, args.prompt.min(64))?;
+    let mut all: [Vec<Vec<f64>>; 3] = Default::default();
+    for _ in 0..args.rounds {
+        let mut one: [Vec<f64>; 3] = Default::default();
+        one[0].push(prefill(bench, args.prompt)?);
+        bar.inc(1);
+        for depth in &args.depth {
+            one[1].push(decode(args, bench, 1, *depth)?);
+            bar.inc(1);
+        }
+        for rows in &args.batch {
+            // One row at the first depth has been measured just now.
+            let known = if *rows == 1 { one[1].first().copied() } else { None };
+            one[2].push(known.map_or_else(|| decode(args, bench, *rows, first), Ok)?);
+            bar.inc(1);
+        }
+        all.iter_mut().zip(one).for_each(|(all, one)| all.push(one));
+    }
+    bar.finish_and_clear();
+    let rounds = |part: usize, i: usize| all[part].iter().map(|r| r[i]).collect::<Vec<f64>>();
+    let rate = |rounds: Vec<f64>| Rate { tokens_per_second: median(&rounds), rounds };
+    let batch = args.batch.iter().enumerate().map(|(i, &rows)| {
+        let (together, alone) = (rounds(2, i), rounds(1, 0));
+        let ratios: Vec<f64> = together.iter().zip(&alone).map(|(t, a)| t / a).collect();
+        let total = median(&together);
+        Batch {
+            rows,
+            total_tokens_per_second: total,
+            tokens_per_second_of_a_row: total / rows as f64,
+            ratio: median(&ratios),
+            rounds: together,
+        }
+    });
+    let depths = args.depth.iter().enumerate();
+    Ok(Outcome {
+        prompt: args.prompt,
+        generate: args.generate,
+        prefill: rate(rounds(0, 0)),
+        decode: depths.map(|(i, &depth)| Depth { depth, rate: rate(rounds(1, i)) }).collect(),
+        batch: batch.collect(),
+        facts: Facts::default(),
+    })
+}
+
+/// Tokens a second of a prompt, its first token included.
+fn prefill(bench: &mut Bench, prompt: usize) -> Result<f64> {
+    let ids = bench.ids(prompt);
+    let began = Instant::now();
+    bench.engine.submit(Request::new(ids, 1))?;
+    while bench.engine.rows() > 0 {
+        bench.step()?;
+    }
+    Ok(prompt as f64 / began.elapsed().as_secs_f64().max(1e-9))
+}
+
+/// Tokens a second of `rows` rows together, each behind a text of `depth` tokens.
+fn decode(args: &SpeedArgs, bench: &mut Bench, rows: usize, depth: usize) -> Result<f64> {
+    let most = args.generate + lead(args, rows, depth);
+    let mut started: Vec<(RowId, bool)> = Vec::with_capacity(rows);
+    for _ in 0..rows {
+        let ids = bench.ids(depth.max(1));
+        started.push((bench.engine.submit(Request::new(ids, most))?, false));
+    }
+    while started.iter().any(|(_, decodes)| !decodes) && bench.engine.rows() == rows {
+        bench.step()?;
+        for event in &bench.events {
+            let Event::Token { row, .. } = event else { continue };
+            started.iter_mut().filter(|(id, _)| id == row).for_each(|(_, decodes)| *decodes = true);
+        }
+    }
+    let (mut tokens, mut seconds) = (0, 0.0);
+    for _ in 0..args.generate {
+        seconds += bench.step()?;
+        tokens += bench.events.iter().filter(|e| matches!(e, Event::Token { .. })).count();
+    }
+    started.iter().for_each(|(row, _)| bench.engine.cancel(*row));
+    if tokens != rows * args.generate {
+        let what = format!("{tokens} tokens in {} steps of {rows} rows", args.generate);
+        return Err(Error::new(Kind::Bug, what).hint("please report it"));
+    }
+    Ok(tokens as f64 / seconds.max(1e-9))
+}
+
+fn table(o: &Outcome) -> String {
+    let mut text = o.facts.text();
+    let mut line = |name: &str, what: String, rate: &Rate| {
+        let _ = writeln!(text, "{name:8} {what:24} {:>10.1} tokens/s", rate.tokens_per_second);
+    };
+    line("prefill", format!("{} tokens", o.prompt), &o.prefill);
+    for Depth { depth, rate } in &o.decode {
+        line("decode", format!("{} after {depth}", o.generate), rate);
+    }
+    text += "\nrows    tokens/s   of a row   ratio\n";
+    for b in &o.batch {
+        let (total, each) = (b.total_tokens_per_second, b.tokens_per_second_of_a_row);
+        let _ = writeln!(text, "{:4} {total:11.1} {each:10.1} {:7.2}", b.rows, b.ratio);
+    }
+    let rounds = o.prefill.rounds.len();
+    let _ = writeln!(text, "\nmedians of {rounds} rounds; the ratio is over one row");
+    text
+}

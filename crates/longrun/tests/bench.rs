@@ -1,0 +1,157 @@
+//! `longrun bench`: its figures are there and fit together, its loads hold, and impossible flags are errors.
+
+mod common;
+
+use common::{golden, longrun, read_json, scratch};
+use serde_json::Value;
+
+const SMALL: [&str; 8] = ["--prompt", "20", "--generate", "4", "--rounds", "2", "--chunk", "16"];
+
+fn number(json: &Value, name: &str) -> f64 {
+    json[name].as_f64().unwrap_or_else(|| panic!("{name} in {json}"))
+}
+
+#[test]
+fn figures_are_medians_and_ratios_of_rounds() {
+    let golden = golden("llama");
+    for model in ["demo", "tiny:qwen3_next", golden.to_str().unwrap()] {
+        let flags = ["--depth", "3,40", "--batch", "1,3", "--threads", "1", "--json"];
+        let args = [&["bench", "--model", model][..], &SMALL, &flags].concat();
+        let json = longrun(&args).json();
+        let rates = |part: &Value| {
+            let rounds: Vec<f64> =
+                part["rounds"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect();
+            assert_eq!(rounds.len(), 2);
+            assert!(rounds.iter().all(|rate| *rate > 0.0), "{part}");
+            rounds
+        };
+        let middle = |rounds: &[f64]| f64::midpoint(rounds[0], rounds[1]);
+        let near = |a: f64, b: f64| assert!((a - b).abs() <= 1e-9 * b, "{a} is not {b}");
+        near(number(&json["prefill"], "tokens_per_second"), middle(&rates(&json["prefill"])));
+        let decode = json["decode"].as_array().unwrap();
+        assert_eq!(decode.iter().map(|d| number(d, "depth")).collect::<Vec<_>>(), [3.0, 40.0]);
+        let alone = rates(&decode[0]);
+        let batch = json["batch"].as_array().unwrap();
+        assert_eq!(batch.iter().map(|b| number(b, "rows")).collect::<Vec<_>>(), [1.0, 3.0]);
+        for b in batch {
+            let (rows, total) = (number(b, "rows"), number(b, "total_tokens_per_second"));
+            let rounds = rates(b);
+            near(total, middle(&rounds));
+            near(number(b, "tokens_per_second_of_a_row"), total / rows);
+            near(number(b, "ratio"), middle(&[rounds[0] / alone[0], rounds[1] / alone[1]]));
+        }
+        assert_eq!(json["model"], model);
+        assert_eq!(json["threads"], 1);
+        assert_eq!(json["file_bytes"].is_null(), model.starts_with("tiny:"));
+        assert!(number(&json, "weight_bytes") + number(&json, "cache_bytes") > 0.0);
+        let argv: Vec<&str> =
+            json["argv"].as_array().unwrap().iter().map(|a| a.as_str().unwrap()).collect();
+        assert_eq!(argv[1..], args);
+    }
+}
+
+#[test]
+fn the_table_has_a_line_for_each_figure() {
+    let flags = ["--depth", "0", "--batch", "2,4", "--device", "null"];
+    let run = longrun(&[&["bench"][..], &SMALL, &flags].concat());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    for words in ["model ", "machine ", "memory ", "prefill ", "decode ", "\n   2 ", "\n   4 "] {
+        assert!(run.stdout.contains(words), "{words:?} in {}", run.stdout);
+    }
+}
+
+/// Runs a load that must be held; gives its outcome.
+fn held(name: &str, args: &[&str]) -> Value {
+    let out = scratch(&format!("bench_{name}")).join("out.json");
+    let run = longrun(&[&["bench"], args, &["--json-out", out.to_str().unwrap()]].concat());
+    assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+    assert!(run.stdout.ends_with("held\n"), "{}", run.stdout);
+    let json = read_json(&out);
+    assert_eq!(json["verdict"], "held");
+    json
+}
+
+#[test]
+fn no_stream_misses_a_step() {
+    for (model, device) in
+        [("tiny:llama", "cpu"), ("tiny:qwen3_next", "cpu"), ("tiny:gemma3", "null")]
+    {
+        let flags = ["--streams", "3", "--long", "300", "--chunk", "16", "--device", device];
+        let json = held("streams", &[&["streams", "--model", model][..], &flags].concat());
+        for phase in ["before", "during", "after"] {
+            assert_eq!(number(&json[phase], "longest_gap_steps"), 1.0);
+            let longest = number(&json[phase], "longest_step_seconds");
+            assert!(number(&json[phase], "median_step_seconds") <= longest);
+        }
+        // Every step reads a chunk at most.
+        assert!(number(&json["during"], "steps") >= (300.0_f64 / 16.0).ceil());
+        assert!(number(&json, "first_token_seconds") > 0.0);
+    }
+}
+
+#[test]
+fn conversations_stay_inside_of_a_budget() {
+    let few = ["conversations", "--conversations", "30", "--turns", "3", "--systems", "3"];
+    let ours = ["--rows", "4", "--device", "null"];
+    for (model, memory) in [("tiny:llama", "8MiB"), ("tiny:qwen3_next", "6MiB")] {
+        let flags = ["--model", model, "--memory", memory];
+        let json = held("conversations", &[&few[..], &ours, &flags].concat());
+        let budget = number(&json, "budget_bytes");
+        assert_eq!(budget, memory.trim_end_matches("MiB").parse::<f64>().unwrap() * 1048576.0);
+        let most = number(&json, "most_bytes");
+        assert!(most <= budget && most > budget * 0.9, "{most} of {budget}");
+        assert_eq!(number(&json, "steps_above_budget"), 0.0);
+        assert_eq!(number(&json, "requests"), 90.0);
+        assert!(number(&json, "evicted") > 0.0);
+        let misses = json["misses"].as_object().unwrap().values();
+        let misses: f64 = misses.map(|n| n.as_f64().unwrap()).sum();
+        let rate = number(&json, "hit_rate");
+        assert!(rate > 0.0 && (misses + rate * 90.0 - 90.0).abs() < 1e-6, "{misses} and {rate}");
+        assert!((0.0..1.0).contains(&number(&json, "cached_fraction")));
+    }
+    // Without a budget there is room for a quarter of them, and so much may be taken.
+    let json = held("conversations_free", &[&few[..], &ours, &["--model", "tiny:llama"]].concat());
+    assert_eq!(json["budget_bytes"], json["live_bytes"]);
+}
+
+#[test]
+fn the_same_seed_is_the_same_load() {
+    let flags = ["conversations", "--conversations", "8", "--turns", "2", "--memory", "8MiB"];
+    let counts = |seed: &str| {
+        let json = held("seed", &[&flags[..], &["--model", "tiny:llama", "--seed", seed]].concat());
+        ["steps", "hit_rate", "cached_fraction", "evicted"].map(|name| number(&json, name))
+    };
+    let once = counts("5");
+    assert_eq!(once, counts("5"));
+    assert_ne!(once, counts("6"));
+}
+
+#[test]
+fn impossible_flags_are_errors() {
+    let most = usize::MAX.to_string();
+    let flags: [(i32, &str, &[&str]); 17] = [
+        (2, "--generate", &["--generate", "0"]),
+        (2, "--prompt", &["--prompt", "0"]),
+        (2, "--rounds", &["--rounds", "0"]),
+        (2, "--chunk", &["--chunk", "0"]),
+        (2, "--batch", &["--batch", "4,0"]),
+        (2, "rows", &["--batch", "65"]),
+        (2, "--batch", &["--batch", "x"]),
+        (2, "--context", &["--prompt", "1025"]),
+        (2, "--context", &["--depth", &most]),
+        (2, "tokens", &["--generate", &most, "--context", &most]),
+        (2, "cannot be used", &["--json", "streams"]),
+        (2, "--streams", &["streams", "--streams", "0"]),
+        (2, "--context", &["streams", "--long", "30000"]),
+        (2, "--turns", &["conversations", "--turns", &most]),
+        (2, "no unit", &["conversations", "--memory", "3 parsecs"]),
+        (2, "more bytes", &["conversations", "--memory", "18446744073709551615GiB"]),
+        (5, "MiB", &["conversations", "--memory", "1MiB"]),
+    ];
+    for (code, words, flags) in flags {
+        let run = longrun(&[&["bench"], flags].concat());
+        assert_eq!(run.code, code, "{flags:?}: {}", run.stderr);
+        assert!(run.stderr.contains(words), "{flags:?}: {}", run.stderr);
+        assert!(run.stdout.is_empty(), "{flags:?}: {}", run.stdout);
+    }
+}
