@@ -123,15 +123,19 @@ fn drafts_change_nothing(family: &str) {
             for (i, (answer, alone)) in answers.iter().zip(&alone).enumerate() {
                 let same = answer.said() == alone.said();
                 let at = answer.bits.iter().zip(&alone.bits).position(|(a, b)| a != b);
-                assert!(same, "{family}: {name}, request {i}, {round}: from {at:?}, {} cached, {}", answer.cached, requests[i].prompt.len());
+                let cached = answer.cached;
+                assert!(
+                    same,
+                    "{family}: {name}, request {i}, {round}: from {at:?}, {cached} cached"
+                );
             }
         }
         let Stats { drafted, accepted, steps, generated_tokens, .. } = engine.stats();
         assert!(engine.draft_error().is_none());
         match name {
             "dice" => assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted}"),
-            // Penalties look at what is not there yet when it guesses; nothing else goes wrong.
-            "itself" => assert!(accepted * 10 > drafted * 8, "{accepted} of {drafted}"),
+            // Drafts end where the text is kept, and penalties look at what is not there yet.
+            "itself" => assert!(accepted * 2 > drafted, "{accepted} of {drafted}"),
             _ => {}
         }
         assert!(name != "itself" || steps < generated_tokens, "{steps} for {generated_tokens}");
