@@ -3,6 +3,8 @@
 //! Owns the runtime. Everything that reads tokens goes through [`Executor::run`]: generating, checking against
 //! reference vectors, soaking. It knows no text, no sampling and no order of service.
 
+mod units;
+
 use longrun_array::{
     BLOCK, Device, Head, Inputs, Key, Limits, Outputs, Record, RowInput, Runtime, Step, Usage,
     Wanted,
@@ -14,6 +16,8 @@ use crate::error::{Error, Kind, Result};
 use crate::models::{self, Model};
 use crate::rope::RopeSpec;
 use crate::weights::{Progress, Source};
+pub use units::Fingerprint;
+pub(crate) use units::Unit;
 
 /// One row of a step: a sequence and the tokens that it reads now.
 pub struct Span<'a> {
@@ -58,6 +62,7 @@ pub struct Executor {
     logits: Vec<f32>,
     vocab: usize,
     rope: RopeSpec,
+    fingerprint: Fingerprint,
 }
 
 impl Executor {
@@ -74,8 +79,9 @@ impl Executor {
     ) -> Result<Self> {
         let mut runtime = Runtime::new(device, setup.limits);
         let room = clamp(setup.room)?;
-        let model = models::load(&runtime, config, source, progress)?;
+        let (model, weights) = models::load(&runtime, config, source, progress)?;
         let (caches, pools) = cache::make(&runtime, &model.caches(), room)?;
+        let fingerprint = Fingerprint::new(&runtime, config, weights, &model.caches(), &caches);
         let bound = Bound { model, caches };
         let keys = keys(room, setup.per_token);
         runtime.prepare(&bound, &keys, pools.widths())?;
@@ -83,7 +89,7 @@ impl Executor {
         let rows = keys.iter().map(|k| k.output_capacity()).max().unwrap_or(0);
         let logits = vec![0.0; rows * config.vocab];
         let (vocab, rope) = (config.vocab, config.rope.clone());
-        Ok(Self { runtime, bound, pools, inputs, logits, vocab, rope })
+        Ok(Self { runtime, bound, pools, inputs, logits, vocab, rope, fingerprint })
     }
 
     /// A place for one more sequence, of `most` tokens at most: its positions may depend on that.

@@ -107,6 +107,11 @@ impl Caches {
         self.paged.iter().chain(&self.records).map(State::bytes).sum()
     }
 
+    /// What the bytes of each state mean, in words to compare.
+    pub(crate) fn forms(&self) -> Vec<String> {
+        self.paged.iter().chain(&self.records).map(State::form).collect()
+    }
+
     /// The paged caches of a pool, in a fixed order.
     pub(crate) fn of_pool(&self, pool: usize) -> impl Iterator<Item = &State> {
         self.paged.iter().filter(move |state| state.table() == pool)

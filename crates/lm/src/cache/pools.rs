@@ -298,27 +298,58 @@ impl Pools {
         Ok(seq)
     }
 
-    /// A snapshot's memory before its contents are known: a slot if there are records, and of each pool as many blocks
-    /// as `blocks` says from the first on. `None` without room.
+    /// Pools of blocks there are.
+    pub(crate) fn count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether sequences keep a record in their slot.
+    pub(crate) fn has_records(&self) -> bool {
+        self.records
+    }
+
+    /// The blocks of a pool that the next token after `past` reads, by number in the sequence: what a snapshot has to hold.
+    pub(crate) fn needs(&self, pool: usize, past: usize) -> Range<usize> {
+        let pool = &self.blocks[pool];
+        let end = pool.blocks(past);
+        pool.first_block(past).min(end)..end
+    }
+
+    /// A snapshot's memory before all of its contents are known: a slot if there are records, and of each pool the blocks
+    /// that it [`needs`](Self::needs), in their order: one that another snapshot holds, or `None` for a free one. `None`
+    /// without room, and for a length or lists that can't be.
     pub(crate) fn adopt(
         &mut self,
         past: usize,
         stretch: f32,
-        blocks: &[(usize, usize)],
+        blocks: &[Vec<Option<u32>>],
     ) -> Option<Snapshot> {
-        if self.snapshots == self.room.snapshots || blocks.len() != self.blocks.len() {
+        let needs = (0..self.count()).map(|i| self.needs(i, past).len());
+        let fits = past <= self.room.context && needs.eq(blocks.iter().map(Vec::len));
+        if !fits || self.snapshots == self.room.snapshots {
             return None;
         }
-        let short = |(pool, (_, n)): (&BlockPool, &(usize, usize))| pool.free() < *n;
+        let news = |list: &[Option<u32>]| list.iter().filter(|block| block.is_none()).count();
+        let short = |(pool, list): (&BlockPool, &Vec<_>)| pool.free() < news(list);
         if self.blocks.iter().zip(blocks).any(short) || (self.records && self.slots.is_empty()) {
             return None;
         }
         let slot = if self.records { self.slots.pop() } else { None };
         self.snapshots += 1;
+        let first: [usize; TABLES] = std::array::from_fn(|i| match blocks.get(i) {
+            Some(_) => self.needs(i, past).start,
+            None => 0,
+        });
         let held = std::array::from_fn(|i| match self.blocks.get_mut(i) {
             Some(pool) => {
-                let (first, count) = blocks[i];
-                Held { first, blocks: (0..count).filter_map(|_| pool.take()).collect() }
+                let held = blocks[i].iter().filter_map(|shared| match shared {
+                    Some(block) => {
+                        pool.hold(*block);
+                        Some(*block)
+                    }
+                    None => pool.take(),
+                });
+                Held { first: first[i], blocks: held.collect() }
             }
             None => Held::default(),
         });
