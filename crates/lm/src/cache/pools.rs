@@ -78,6 +78,13 @@ impl Snapshot {
         self.stretch
     }
 
+    /// All that it is beside its memory, which is what has to be written down with the memory's contents.
+    pub(crate) fn facts(&self) -> (usize, f32) {
+        // What is new here has to go to disk, too.
+        let Self { past, stretch, slot: _, held: _ } = self;
+        (*past, *stretch)
+    }
+
     /// Its copy of the record, if the model has any.
     pub(crate) fn slot(&self) -> Option<u32> {
         self.slot

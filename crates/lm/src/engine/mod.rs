@@ -30,12 +30,14 @@ mod stats;
 mod text;
 
 use std::collections::VecDeque;
+use std::path::Path;
 
 use longrun_array::{Key, Wanted};
 
 use crate::cache::Sequence;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, Span};
+use crate::prefix::disk::{self, Loaded, Saved};
 use crate::prefix::{Miss, Prefixes};
 use crate::schedule::{self, Want};
 
@@ -100,6 +102,23 @@ impl Engine {
     /// Lets go of all snapshots.
     pub fn clear_prefixes(&mut self) {
         self.prefixes.clear(&mut self.exec);
+    }
+
+    /// Writes all snapshots to the store of this model in `folder`, in place of what it holds; see [`disk`].
+    ///
+    /// # Errors
+    /// The folder can't be written to, or the device failed; what was there is as it was.
+    pub fn save_prefixes(&mut self, folder: &Path) -> Result<Saved> {
+        disk::save(&self.prefixes, &mut self.exec, folder)
+    }
+
+    /// Keeps the snapshots of the store of this model in `folder`, as far as they fit; lets nothing go for them. What does
+    /// not fit or is not right is left out, and the result says why.
+    ///
+    /// # Errors
+    /// The device failed; what was loaded before is kept.
+    pub fn load_prefixes(&mut self, folder: &Path) -> Result<Loaded> {
+        disk::load(&mut self.prefixes, &mut self.exec, folder)
     }
 
     /// Requests in the engine: in service, or waiting for a place.
