@@ -300,8 +300,9 @@ fn writers_at_once_do_no_harm() {
             }
             seen
         });
-        let written: Vec<_> = writers.into_iter().map(|w| w.join().unwrap()).collect();
+        let written: Vec<_> = writers.into_iter().map(|w| w.join()).collect();
         done.store(true, Ordering::Relaxed);
+        let written: Vec<_> = written.into_iter().map(|w| w.unwrap()).collect();
         let seen = reader.join().unwrap();
         assert!(seen.iter().all(|n| *n == 0 || written.contains(n)), "{seen:?} of {written:?}");
     });

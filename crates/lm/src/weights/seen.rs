@@ -4,18 +4,18 @@
 //! makes of them is for others to compare. It is no protection from people: who wants two models with one hash makes them.
 
 use std::collections::BTreeSet;
+use std::num::NonZero;
+use std::thread;
 
 use twox_hash::XxHash3_128;
 
 use super::Source;
 use crate::adapter::Delta;
 
-/// Tensors up to this many bytes are hashed whole.
-const WHOLE: usize = 1 << 20;
-/// Of larger ones the first [`TAKEN`] of each [`EVERY`] bytes: every row of a matrix leaves its trace, and a model of 100
-/// GB is through before its files are.
-const EVERY: usize = 512;
-const TAKEN: usize = 64;
+/// Bytes that are hashed as one.
+const PIECE: usize = 16 << 20;
+/// Threads that hash the pieces of a large tensor: with more of them memory is no faster.
+const MOST_THREADS: usize = 8;
 
 /// What was read so far.
 pub struct Seen {
@@ -65,16 +65,32 @@ impl Seen {
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
-        if bytes.len() <= WHOLE {
-            return self.hasher.write(bytes);
-        }
-        let mut taken = Vec::with_capacity(64 * TAKEN);
-        for part in bytes.chunks(64 * EVERY) {
-            taken.clear();
-            part.chunks(EVERY).for_each(|p| taken.extend_from_slice(&p[..p.len().min(TAKEN)]));
-            self.hasher.write(&taken);
-        }
+        let pieces: Vec<&[u8]> = bytes.chunks(PIECE).collect();
+        pieces_hashed(&pieces).iter().for_each(|hash| self.hasher.write(&hash.to_le_bytes()));
     }
+}
+
+/// The hash of each piece, whatever the number of threads.
+fn pieces_hashed(pieces: &[&[u8]]) -> Vec<u128> {
+    let hashes = |some: &[&[u8]]| some.iter().map(|piece| XxHash3_128::oneshot(piece)).collect();
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = cores.min(MOST_THREADS).min(pieces.len());
+    if threads < 2 {
+        return hashes(pieces);
+    }
+    thread::scope(|scope| {
+        let parts = pieces.chunks(pieces.len().div_ceil(threads)).map(|part| {
+            let spawned = thread::Builder::new().spawn_scoped(scope, move || hashes(part));
+            spawned.map_err(|_| part)
+        });
+        let parts: Vec<_> = parts.collect();
+        // A system without threads to give still has this one.
+        let hashed = parts.into_iter().flat_map(|part| match part {
+            Ok(part) => part.join().unwrap_or_default(),
+            Err(part) => hashes(part),
+        });
+        hashed.collect()
+    })
 }
 
 #[cfg(test)]
@@ -104,19 +120,27 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_of_a_small_tensor_and_a_row_of_a_large_one_show() {
-        let mut small = vec![1; 5000];
-        let before = hash("a", "f32", &[], &small);
-        small[4321] = 2;
-        assert_ne!(hash("a", "f32", &[], &small), before);
-        let mut large = vec![1; WHOLE + 777];
-        let before = hash("a", "f32", &[], &large);
-        for start in [0, 300, 65_432, WHOLE + 777 - EVERY] {
-            large[start..start + EVERY].fill(2);
-            assert_ne!(hash("a", "f32", &[], &large), before, "at {start}");
-            large[start..start + EVERY].fill(1);
+    fn a_byte_anywhere_shows() {
+        for size in [5000, PIECE, 3 * PIECE + 777] {
+            let mut bytes = vec![1; size];
+            let before = hash("a", "f32", &[], &bytes);
+            for at in [0, size / 2, size - 1] {
+                bytes[at] = 2;
+                assert_ne!(hash("a", "f32", &[], &bytes), before, "at {at}");
+                bytes[at] = 1;
+            }
+            assert_eq!(hash("a", "f32", &[], &bytes), before);
         }
-        assert_eq!(hash("a", "f32", &[], &large), before);
+    }
+
+    #[test]
+    fn pieces_have_their_own_order() {
+        let bytes: Vec<u8> = (0..1000).map(|i| (i % 251) as u8).collect();
+        let pieces: Vec<&[u8]> = bytes.chunks(30).collect();
+        let alone: Vec<u128> = pieces.iter().map(|piece| XxHash3_128::oneshot(piece)).collect();
+        for count in 0..pieces.len() {
+            assert_eq!(pieces_hashed(&pieces[..count]), alone[..count]);
+        }
     }
 
     #[test]
