@@ -122,6 +122,11 @@ impl Runtime {
         self.memory.lock().device.name()
     }
 
+    /// What results and states of the device depend on, see [`Device::numerics`].
+    pub fn numerics(&self) -> String {
+        self.memory.lock().device.numerics()
+    }
+
     /// All counts now.
     pub fn usage(&self) -> Usage {
         self.memory.ledger.usage()

@@ -176,6 +176,11 @@ impl State {
         self.r.table
     }
 
+    /// All that the bytes of a block or slot mean, in words to compare: states with the same form can take each other's.
+    pub fn form(&self) -> String {
+        format!("{:?}", StateRef { buffer: BufferId(0), units: 0, ..self.r })
+    }
+
     pub(crate) fn belongs_to(&self, runtime: &Runtime) -> bool {
         runtime.memory().is(&self.buffer.memory)
     }

@@ -3,6 +3,8 @@
 //! Owns the runtime. Everything that reads tokens goes through [`Executor::run`]: generating, checking against
 //! reference vectors, soaking. It knows no text, no sampling and no order of service.
 
+mod units;
+
 use longrun_array::{
     BLOCK, Device, Head, IN_FLIGHT, InputLayout, Inputs, Key, Limits, Outputs, Record, RowInput,
     Rows, Runtime, Step, Stored, Tag, Usage, Wanted,
@@ -15,6 +17,8 @@ use crate::error::{Error, Kind, Result};
 use crate::models::{self, Model};
 use crate::rope::RopeSpec;
 use crate::weights::{Progress, Source};
+pub use units::Fingerprint;
+pub(crate) use units::Unit;
 
 /// One row of a step: a sequence and the tokens that it reads now.
 pub struct Span<'a> {
@@ -84,6 +88,7 @@ pub struct Executor {
     rope: RopeSpec,
     per_token: bool,
     parts: Parts,
+    fingerprint: Fingerprint,
 }
 
 impl Executor {
@@ -100,7 +105,7 @@ impl Executor {
     ) -> Result<Self> {
         let mut runtime = Runtime::new(device, setup.limits);
         let room = clamp(setup.room)?;
-        let model = models::load(&runtime, config, source, progress)?;
+        let (model, seen) = models::load(&runtime, config, source, progress)?;
         let weights = runtime.usage().live.bytes;
         let spec = model.caches().stored_as(setup.kv);
         let keys = keys(room, setup.per_token);
@@ -122,8 +127,9 @@ impl Executor {
         let inputs = runtime.inputs();
         let rows = keys.iter().map(|k| k.output_capacity()).max().unwrap_or(0);
         let logits = vec![0.0; rows * config.vocab];
+        let fingerprint = Fingerprint::new(&runtime, config, seen, &spec, &bound.caches);
         let (vocab, rope, per_token) = (config.vocab, config.rope.clone(), setup.per_token);
-        Ok(Self { runtime, bound, inputs, logits, vocab, rope, per_token, parts })
+        Ok(Self { runtime, bound, inputs, logits, vocab, rope, per_token, parts, fingerprint })
     }
 
     /// Where the bytes of the device go. It never changes.

@@ -5,7 +5,7 @@ mod checkpoint_build;
 
 use checkpoint_build::{Gguf, Scratch, T_F32};
 use longrun_array::quant::encode::Float;
-use longrun_array::{CpuDevice, CpuOptions, Limits, Wanted};
+use longrun_array::{CpuDevice, CpuOptions, Wanted};
 use longrun_lm::cache::Room;
 use longrun_lm::checkpoint::Checkpoint;
 use longrun_lm::config::Config;

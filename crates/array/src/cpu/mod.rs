@@ -102,6 +102,10 @@ impl Device for CpuDevice {
         format!("cpu ({}, {} threads{exact})", self.isa.name(), self.pool.threads())
     }
 
+    fn numerics(&self) -> String {
+        format!("{:?}", CpuOptions { threads: 0, isa: Some(self.isa), ..self.options })
+    }
+
     fn allocate(&mut self, bytes: usize) -> Option<BufferId> {
         let id = BufferId(u32::try_from(self.buffers.len()).ok()?);
         let mut buffer = HostBuffer::new(bytes)?;

@@ -68,6 +68,12 @@ pub trait Device: Send {
     /// A name for people: `cpu (avx512, 2 threads)`.
     fn name(&self) -> String;
 
+    /// All that the bits of a result and the bytes of a state depend on, beside plan and inputs: kernels, settings, layouts.
+    /// Where states travel between devices, both must say the same.
+    fn numerics(&self) -> String {
+        self.name()
+    }
+
     /// Zeroed memory of `bytes`, aligned for any kernel. `None` when there is no more.
     fn allocate(&mut self, bytes: usize) -> Option<BufferId>;
 

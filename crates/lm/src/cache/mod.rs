@@ -11,7 +11,7 @@ mod tests;
 use longrun_array::{BLOCK, Log, Runtime, State, StateKind, Step, Stored, TABLES, Version};
 
 use crate::error::{Error, Result};
-pub(crate) use pools::Copied;
+pub(crate) use pools::{Copied, Facts};
 pub use pools::{Pools, Sequence, Snapshot};
 
 /// A paged cache of a model, by its place in [`CacheSpec`].
@@ -207,6 +207,11 @@ impl Caches {
     /// Bytes of all states.
     pub fn bytes(&self) -> usize {
         self.paged.iter().chain(&self.records).map(State::bytes).sum()
+    }
+
+    /// What the bytes of each state mean, in words to compare.
+    pub(crate) fn forms(&self) -> Vec<String> {
+        self.paged.iter().chain(&self.records).map(State::form).collect()
     }
 
     /// The paged caches of a pool, in a fixed order.

@@ -64,6 +64,17 @@ pub struct Snapshot {
     held: [Held; TABLES],
 }
 
+/// What a snapshot is beside its memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Facts {
+    /// Tokens that it holds.
+    pub(crate) past: usize,
+    /// How many of the last ones are in the log of its record.
+    pub(crate) logged: usize,
+    /// What its positions are stretched by.
+    pub(crate) stretch: f32,
+}
+
 /// Blocks `first..first + blocks.len()` of a sequence.
 #[derive(Debug, Default)]
 struct Held {
@@ -80,6 +91,13 @@ impl Snapshot {
     /// What its positions are stretched by.
     pub fn stretch(&self) -> f32 {
         self.stretch
+    }
+
+    /// All that it is beside its memory, which is what has to be written down with the memory's contents.
+    pub(crate) fn facts(&self) -> Facts {
+        // What is new here has to go to disk, too.
+        let &Self { past, logged, stretch, slot: _, held: _ } = self;
+        Facts { past, logged, stretch }
     }
 
     /// Its copy of the record, if the model has any.
@@ -305,31 +323,59 @@ impl Pools {
         Ok(seq)
     }
 
-    /// A snapshot's memory before its contents are known: a slot if there are records, and of each pool as many blocks
-    /// as `blocks` says from the first on. `None` without room.
-    pub(crate) fn adopt(
-        &mut self,
-        past: usize,
-        stretch: f32,
-        blocks: &[(usize, usize)],
-    ) -> Option<Snapshot> {
-        if self.snapshots == self.room.snapshots || blocks.len() != self.blocks.len() {
+    /// Pools of blocks there are.
+    pub(crate) fn count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether sequences keep a record in their slot.
+    pub(crate) fn has_records(&self) -> bool {
+        self.records
+    }
+
+    /// The blocks of a pool that the next token after `past` reads, by number in the sequence: what a snapshot has to hold.
+    pub(crate) fn needs(&self, pool: usize, past: usize) -> Range<usize> {
+        let pool = &self.blocks[pool];
+        let end = pool.blocks(past);
+        pool.first_block(past).min(end)..end
+    }
+
+    /// A snapshot's memory before all of its contents are known: a slot if there are records, and of each pool the blocks
+    /// that it [`needs`](Self::needs), in their order: one that another snapshot holds, or `None` for a free one. `None`
+    /// without room, and for a length or lists that can't be.
+    pub(crate) fn adopt(&mut self, facts: Facts, blocks: &[Vec<Option<u32>>]) -> Option<Snapshot> {
+        let Facts { past, logged, stretch } = facts;
+        let needs = (0..self.count()).map(|i| self.needs(i, past).len());
+        let fits = past <= self.room.context && logged <= past.min(self.room.drafts);
+        let fits = fits && needs.eq(blocks.iter().map(Vec::len));
+        if !fits || self.snapshots == self.room.snapshots {
             return None;
         }
-        let short = |(pool, (_, n)): (&BlockPool, &(usize, usize))| pool.free() < *n;
+        let news = |list: &[Option<u32>]| list.iter().filter(|block| block.is_none()).count();
+        let short = |(pool, list): (&BlockPool, &Vec<_>)| pool.free() < news(list);
         if self.blocks.iter().zip(blocks).any(short) || (self.records && self.slots.is_empty()) {
             return None;
         }
         let slot = if self.records { self.slots.pop() } else { None };
         self.snapshots += 1;
+        let first: [usize; TABLES] = std::array::from_fn(|i| match blocks.get(i) {
+            Some(_) => self.needs(i, past).start,
+            None => 0,
+        });
         let held = std::array::from_fn(|i| match self.blocks.get_mut(i) {
             Some(pool) => {
-                let (first, count) = blocks[i];
-                Held { first, blocks: (0..count).filter_map(|_| pool.take()).collect() }
+                let held = blocks[i].iter().filter_map(|shared| match shared {
+                    Some(block) => {
+                        pool.hold(*block);
+                        Some(*block)
+                    }
+                    None => pool.take(),
+                });
+                Held { first: first[i], blocks: held.collect() }
             }
             None => Held::default(),
         });
-        Some(Snapshot { past, logged: 0, stretch, slot, held })
+        Some(Snapshot { past, logged, stretch, slot, held })
     }
 
     /// Gives a snapshot's memory back.

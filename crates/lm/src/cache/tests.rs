@@ -208,6 +208,10 @@ fn records_alone_hold() {
     hold(&[], &[], true);
 }
 
+fn facts(past: usize) -> Facts {
+    Facts { past, logged: 0, stretch: 1.0 }
+}
+
 #[test]
 fn what_an_adopted_snapshot_takes_comes_back() {
     let runtime = Runtime::new(Box::new(NullDevice::new()), Limits::default());
@@ -215,10 +219,11 @@ fn what_an_adopted_snapshot_takes_comes_back() {
     spec.keys(1, 8, None);
     spec.record(8, 8);
     let (_caches, mut pools) = make(&runtime, &spec, ROOM).unwrap();
-    let kept = pools.adopt(70, 1.0, &[(0, 3)]).unwrap();
+    let kept = pools.adopt(facts(70), &[vec![None; 3]]).unwrap();
     assert_eq!((kept.past(), kept.blocks(0).1.len(), kept.slot().is_some()), (70, 3, true));
-    assert!(pools.adopt(70, 1.0, &[(0, 1000)]).is_none());
-    assert!(pools.adopt(70, 1.0, &[(0, 1); TABLES]).is_none());
+    assert!(pools.adopt(facts(401), &[vec![None; 13]]).is_none(), "beyond the context");
+    assert!(pools.adopt(facts(70), &[vec![None; 2]]).is_none());
+    assert!(pools.adopt(facts(70), &vec![vec![None; 3]; TABLES]).is_none());
     let seq = pools.restore(&kept, 70).unwrap();
     pools.forget(kept);
     assert!(!pools.all_free());
@@ -245,4 +250,44 @@ fn each_cache_has_its_type_and_tokens_their_bytes() {
     assert_eq!(list(Stored::F32), [(Stored::F32, 3, 1024.0 + 32.0)]);
     assert_eq!(list(Stored::Q8), [(Stored::F32, 1, 32.0), (Stored::Q8, 2, 272.0)]);
     assert_eq!(list(Stored::Q4), [(Stored::F32, 1, 32.0), (Stored::Q4, 2, 160.0)]);
+}
+
+#[test]
+fn adopted_snapshots_share_blocks_and_slots_run_out() {
+    let runtime = Runtime::new(Box::new(NullDevice::new()), Limits::default());
+    let mut spec = CacheSpec::default();
+    spec.keys(1, 8, None);
+    spec.keys(1, 8, Some(70));
+    spec.record(8, 8);
+    let room = Room { rows: 1, tokens: 400, ..ROOM };
+    let (_caches, mut pools) = make(&runtime, &spec, room).unwrap();
+    assert_eq!((pools.needs(0, 300), pools.needs(1, 300)), (0..10, 7..10));
+    let first = pools.adopt(facts(300), &[vec![None; 10], vec![None; 3]]).unwrap();
+    assert_eq!(first.blocks(1).0, 7, "what lies before the window is not held");
+    let share = |pool: usize| first.blocks(pool).1.iter().map(|b| Some(*b));
+    let shared: Vec<Option<u32>> = share(0).take(9).chain([None]).collect();
+    let lists = [shared, share(1).collect()];
+    let free = pools.paged().0;
+    let second = pools.adopt(facts(300), &lists).unwrap();
+    assert_eq!(pools.paged().0, free - 1, "one block is new");
+    assert_eq!(first.blocks(0).1[..9], second.blocks(0).1[..9]);
+    assert_ne!(first.blocks(0).1[9], second.blocks(0).1[9]);
+    assert_eq!(first.blocks(1), second.blocks(1));
+    assert!(
+        pools.adopt(facts(100), &[vec![None; 4], vec![None; 4]]).is_none(),
+        "2 blocks are free"
+    );
+    let lists = [second.blocks(0).1[..4].iter().map(|b| Some(*b)).collect(), vec![None; 4]];
+    let mut others = Vec::new();
+    while let Some(kept) = pools.adopt(facts(100), &lists) {
+        others.push(kept);
+    }
+    assert_eq!(others.len(), 3, "there is room for 5 snapshots");
+    pools.forget(first);
+    let mut seq = pools.restore(&second, 300).unwrap();
+    pools.forget(second);
+    assert!(pools.reserve(&mut seq, 40).unwrap());
+    others.into_iter().for_each(|kept| pools.forget(kept));
+    pools.release(seq);
+    assert!(pools.all_free());
 }

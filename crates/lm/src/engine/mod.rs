@@ -30,11 +30,13 @@ mod stats;
 mod text;
 
 use std::collections::VecDeque;
+use std::path::Path;
 
 use crate::cache::Sequence;
 use crate::draft::{Ask, Draft};
 use crate::error::{Error, Result};
 use crate::executor::{self, Executor, Span};
+use crate::prefix::disk::{self, Loaded, Saved};
 use crate::prefix::{Miss, Prefixes};
 use crate::schedule::{self, Want};
 
@@ -114,6 +116,23 @@ impl Engine {
     /// Why there are no drafts any more, if the drafter has failed.
     pub fn draft_error(&self) -> Option<&Error> {
         self.draft_error.as_ref()
+    }
+
+    /// Writes all snapshots to the store of this model in `folder`, in place of what it holds; see [`disk`].
+    ///
+    /// # Errors
+    /// The folder can't be written to, or the device failed; what was there is as it was.
+    pub fn save_prefixes(&mut self, folder: &Path) -> Result<Saved> {
+        disk::save(&self.prefixes, &mut self.exec, folder)
+    }
+
+    /// Keeps the snapshots of the store of this model in `folder`, as far as they fit; lets nothing go for them. What does
+    /// not fit or is not right is left out, and the result says why.
+    ///
+    /// # Errors
+    /// The device failed; what was loaded before is kept.
+    pub fn load_prefixes(&mut self, folder: &Path) -> Result<Loaded> {
+        disk::load(&mut self.prefixes, &mut self.exec, folder)
     }
 
     /// Requests in the engine: in service, or waiting for a place.

@@ -27,7 +27,7 @@ use decoder::{Block, Decoder};
 use crate::cache::{CacheSpec, Caches};
 use crate::config::{Config, Family};
 use crate::error::Result;
-use crate::weights::{Progress, Source, Weights, nothing_is_left};
+use crate::weights::{Progress, Seen, Source, Weights, nothing_is_left};
 
 /// A model: it can write its step.
 pub trait Model: Send {
@@ -38,7 +38,7 @@ pub trait Model: Send {
     fn forward<'s>(&self, step: Step<'s>, caches: &Caches);
 }
 
-/// Reads the weights of `config`'s family.
+/// Reads the weights of `config`'s family. With the model comes a hash of all that was read, see [`Seen`].
 ///
 /// # Errors
 /// A weight is missing or misshapen, or a tensor of the files is part of no layer; memory or objects run out.
@@ -47,8 +47,8 @@ pub fn load(
     config: &Config,
     source: Source<'_>,
     progress: Progress<'_>,
-) -> Result<Box<dyn Model>> {
-    let (read, adapted) = (RefCell::new(BTreeSet::new()), RefCell::new(BTreeSet::new()));
+) -> Result<(Box<dyn Model>, u128)> {
+    let (read, adapted) = (RefCell::new(Seen::new(source)), RefCell::new(BTreeSet::new()));
     // MLX adds the 1 to the norms of these families when it saves them.
     let mlx = matches!(source, Source::Checkpoint(c) if c.is_mlx());
     let in_weights = mlx
@@ -59,12 +59,13 @@ pub fn load(
     let w = &w.with_progress(&read, progress).with_adapter(&adapted);
     let model = build(w, config)?;
     if let Source::Checkpoint(checkpoint) = source {
-        nothing_is_left(checkpoint, config, &read.borrow())?;
+        nothing_is_left(checkpoint, config, read.borrow().names())?;
         if let Some(adapter) = checkpoint.adapter() {
             adapter.check_used(adapted.borrow().iter().map(String::as_str))?;
         }
     }
-    Ok(model)
+    let hash = read.borrow().hash();
+    Ok((model, hash))
 }
 
 fn build(w: &Weights<'_>, c: &Config) -> Result<Box<dyn Model>> {

@@ -4,6 +4,7 @@
 //! goes because another one begins with the same ids. Refuses to trim or to approximate: what a snapshot holds is what
 //! reading its ids would make, or it is not used.
 
+pub mod disk;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -126,9 +127,7 @@ impl Prefixes {
         if ids.len() != seq.past || ids.is_empty() || exec.room().snapshots == 0 {
             return Ok(None);
         }
-        let (_, same) = self.tree.matches(ids, false);
-        let held = same.first().filter(|m| m.common == ids.len());
-        let held = held.filter(|m| self.stretch(m.node) == Some(seq.stretch)).map(|m| m.node);
+        let held = self.at(ids).filter(|node| self.stretch(*node) == Some(seq.stretch));
         if let Some(node) = held {
             self.touch(node);
             return Ok(None);
@@ -153,6 +152,17 @@ impl Prefixes {
         }
         self.order.insert(used, node);
         Place { node, number: used }
+    }
+
+    /// Where something is kept under exactly these ids.
+    fn at(&self, ids: &[u32]) -> Option<NodeId> {
+        let (_, same) = self.tree.matches(ids, false);
+        same.first().filter(|m| m.common == ids.len()).map(|m| m.node)
+    }
+
+    /// Whether something is kept under exactly these ids.
+    pub(crate) fn has(&self, ids: &[u32]) -> bool {
+        self.at(ids).is_some()
     }
 
     fn stretch(&self, node: NodeId) -> Option<f32> {

@@ -47,7 +47,10 @@ impl<'a> Weights<'a> {
             Weight::matrix(self.runtime, &full, spec, &host.bytes)
         };
         let pair = LowRank { a: put(&all(&delta.a, [delta.rank, shape[1]]))?, b: put(&b)? };
-        adapted.borrow_mut().insert(full);
+        let new = adapted.borrow_mut().insert(full.clone());
+        if let Some((read, _)) = self.read.filter(|_| new) {
+            read.borrow_mut().adapter(&full, delta);
+        }
         Ok(Some(Box::new(pair)))
     }
 }

@@ -52,7 +52,7 @@ impl Weights<'_> {
             let what = format!("tensor {full:?} is {:?}, config.json makes it {count}", t.shape);
             return Err(Error::file(what).at(c.source()));
         }
-        self.note(full.clone(), c);
+        self.note(c, full.clone(), &t.dtype.name(), t.shape, t.data);
         let number = |bytes: &[u8]| {
             let mut word = [0; 8];
             word[..width].copy_from_slice(bytes);

@@ -8,6 +8,7 @@ mod draw;
 mod experts;
 mod host;
 mod leftovers;
+mod seen;
 mod stacks;
 
 use std::borrow::Cow;
@@ -19,6 +20,7 @@ use longrun_array::{Format, MatrixSpec, Runtime, Weight};
 use draw::{Draw, bf16};
 pub(crate) use host::HostMatrix;
 pub(crate) use leftovers::{is_harmless, nothing_is_left};
+pub use seen::Seen;
 
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
@@ -46,8 +48,8 @@ pub struct Weights<'a> {
     prefix: String,
     less_one: bool,
     eps: f32,
-    /// The names of all tensors that were read, and whom to tell.
-    read: Option<(&'a RefCell<BTreeSet<String>>, Progress<'a>)>,
+    /// All tensors that were read, and whom to tell.
+    read: Option<(&'a RefCell<Seen>, Progress<'a>)>,
     /// The names of those that an adapter went beside.
     adapted: Option<&'a RefCell<BTreeSet<String>>>,
 }
@@ -76,12 +78,8 @@ impl<'a> Weights<'a> {
         Self { runtime, source, root, prefix, less_one, eps, read, adapted }
     }
 
-    /// Notes the name of each tensor that is read, and reports it.
-    pub fn with_progress(
-        mut self,
-        read: &'a RefCell<BTreeSet<String>>,
-        report: Progress<'a>,
-    ) -> Self {
+    /// Notes each tensor that is read, and reports it.
+    pub fn with_progress(mut self, read: &'a RefCell<Seen>, report: Progress<'a>) -> Self {
         self.read = Some((read, report));
         self
     }
@@ -98,15 +96,15 @@ impl<'a> Weights<'a> {
     fn tensor(&self, c: &'a Checkpoint, name: &str) -> Result<TensorView<'a>> {
         let full = self.full(name);
         let tensor = c.weight(&full)?;
-        self.note(full, c);
+        self.note(c, full, &tensor.format.name(), tensor.shape, &tensor.data);
         Ok(tensor)
     }
 
-    /// Notes that the tensor of this name was read.
-    fn note(&self, full: String, c: &Checkpoint) {
+    /// Notes that this tensor was read.
+    fn note(&self, c: &Checkpoint, full: String, kind: &str, shape: &[usize], bytes: &[u8]) {
         if let Some((read, report)) = self.read {
-            read.borrow_mut().insert(full);
-            report(read.borrow().len(), c.raw_tensors().len());
+            read.borrow_mut().tensor(full, kind, shape, bytes);
+            report(read.borrow().names().len(), c.raw_tensors().len());
         }
     }
 
