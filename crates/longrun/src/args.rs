@@ -139,9 +139,23 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) adapter: AdapterArgs,
     #[command(flatten)]
+    pub(crate) draft: DraftArgs,
+    #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
+}
+
+/// Speculation.
+#[derive(ClapArgs)]
+pub(crate) struct DraftArgs {
+    /// Guess tokens ahead by a smaller model of the same vocabulary, or by looking the last tokens up in the text; the text
+    /// stays the same
+    #[arg(long, value_name = "lookup|PATH|ORG/NAME|tiny:FAMILY")]
+    pub(crate) draft: Option<String>,
+    /// Tokens to guess at most in each step
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "draft")]
+    pub(crate) drafts: usize,
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {

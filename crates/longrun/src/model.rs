@@ -4,16 +4,18 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;
 
-use longrun_lm::Result;
 use longrun_lm::adapter::Adapter;
 use longrun_lm::array::{CpuDevice, CpuOptions, Device, NullDevice, Stored};
-use longrun_lm::cache::{CacheType, Caches};
+use longrun_lm::cache::{CacheType, Caches, Room};
 use longrun_lm::checkpoint::EmbeddedFile;
+use longrun_lm::draft::{DraftModel, Lookup};
+use longrun_lm::engine::Engine;
 use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
 use longrun_lm::tiny::TinyShape;
+use longrun_lm::{Error, Result};
 
-use crate::args::{AdapterArgs, CpuArgs, DeviceName, KvArgs, KvName};
+use crate::args::{AdapterArgs, CpuArgs, DeviceName, DraftArgs, KvArgs, KvName};
 use crate::hub::HubName;
 use crate::show;
 
@@ -54,6 +56,45 @@ pub(crate) fn adapted(source: ModelSource, args: &AdapterArgs) -> Result<ModelSo
         None => Ok(source),
     }
 }
+
+/// Drafts that the room has to be for.
+pub(crate) fn drafts(args: &DraftArgs) -> Result<usize> {
+    if args.draft.is_some() && !(1..=MOST_DRAFTS).contains(&args.drafts) {
+        let what = format!("{} is not 1 to {MOST_DRAFTS}", args.drafts);
+        return Err(Error::usage(what).at("--drafts"));
+    }
+    Ok(if args.draft.is_some() { args.drafts } else { 0 })
+}
+
+/// The engine with the drafts that `args` ask for.
+pub(crate) fn with_drafts(
+    engine: Engine,
+    args: &DraftArgs,
+    cpu: CpuArgs,
+    seed: u64,
+) -> Result<Engine> {
+    let Some(name) = &args.draft else { return Ok(engine) };
+    if name == "lookup" {
+        return Ok(engine.with_drafts(Box::new(Lookup::new(args.drafts, LOOKUP.0, LOOKUP.1))));
+    }
+    let place = |e: Error| e.at("--draft");
+    let source = open(name, TinyShape::default()).map_err(place)?;
+    let room = Room { snapshots: 0, ..engine.executor().room() };
+    if source.config.context < room.context {
+        let (have, want) = (source.config.context, room.context);
+        let what = format!("the draft model's context is {have} tokens, {want} are needed");
+        return Err(place(Error::usage(what)));
+    }
+    let (exec, _) = load(&source, self::cpu(cpu), Setup::new(room), seed)?;
+    let drafter = DraftModel::new(exec, args.drafts, engine.executor()).map_err(place)?;
+    Ok(engine.with_drafts(Box::new(drafter)))
+}
+
+/// The most drafts of a step.
+const MOST_DRAFTS: usize = 32;
+
+/// Lookup follows ends of at most and at least so many tokens.
+const LOOKUP: (usize, usize) = (4, 2);
 
 /// A CPU device.
 pub(crate) fn cpu(args: CpuArgs) -> Box<dyn Device> {

@@ -194,3 +194,39 @@ fn a_reader_that_leaves_is_no_error() {
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
+
+/// The same text, in fewer steps where the guesses are good: the model guesses for itself.
+#[test]
+fn drafts_change_the_steps_and_not_the_text() {
+    for flags in [&["--temp", "0"][..], &["--temp", "0.8", "--seed", "4"]] {
+        let plain = demo(flags);
+        assert_eq!((&plain["drafts"], &plain["steps"]), (&Value::from(0), &Value::from(24)));
+        for drafter in ["demo", "lookup", "tiny:llama"] {
+            let run = longrun(
+                &[&["generate", "--json", "--max-tokens", "24", "--draft", drafter], flags]
+                    .concat(),
+            );
+            if drafter == "tiny:llama" {
+                assert_eq!(run.code, 2, "{}", run.stderr);
+                assert!(run.stderr.contains("same tokenizer"), "{}", run.stderr);
+                continue;
+            }
+            let got = run.json();
+            assert_eq!(got["ids"], plain["ids"], "{drafter} {flags:?}");
+            if drafter == "demo" {
+                assert_eq!(got["drafts"], got["drafts_right"], "{flags:?}");
+                assert!(
+                    got["steps"].as_u64().unwrap() <= 24_u64.div_ceil(5) + 1,
+                    "{}",
+                    got["steps"]
+                );
+            }
+        }
+    }
+    for flags in
+        [&["--draft", "lookup", "--drafts", "0"][..], &["--drafts", "3"], &["--draft", "/none"]]
+    {
+        let run = longrun(&[&["generate"], flags].concat());
+        assert_eq!(run.code, 2, "{flags:?}: {}", run.stderr);
+    }
+}

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use longrun_lm::array::Count;
 use longrun_lm::cache::Room;
-use longrun_lm::engine::{Engine, Event, FinishReason, Request};
+use longrun_lm::engine::{Engine, Event, FinishReason, Request, Stats};
 use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::sample::{Choice, SamplingOverrides, SamplingParams};
 use longrun_lm::source::ModelSource;
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
         tokens: total,
         chunk: CHUNK.min(prompt.len()),
         snapshots: 0,
-        drafts: 0,
+        drafts: model::drafts(&args.draft)?,
     };
     let kv = model::stored(args.kv);
     let setup = Setup { kv, ..Setup::new(room) };
@@ -61,7 +61,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let (exec, load_seconds) = model::load(&source, device, setup, args.seed.unwrap_or(0))?;
     let stop_ids = Arc::clone(&source.eos);
     let request = Request { params, stop_ids, ..Request::new(prompt, max_tokens) };
-    let outcome = complete(exec, request, text, args)?;
+    let seed = args.seed.unwrap_or(0);
+    let engine = model::with_drafts(Engine::new(exec), &args.draft, args.cpu, seed)?;
+    let outcome = complete(engine, request, text, args)?;
     report(args, &outcome, load_seconds)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -137,6 +139,7 @@ struct Outcome {
     end: Count,
     device: String,
     plans: usize,
+    stats: Stats,
 }
 
 impl Outcome {
@@ -154,6 +157,7 @@ impl Outcome {
             end: start,
             device: exec.device_name(),
             plans: exec.plans(),
+            stats: Stats::default(),
         }
     }
 }
@@ -168,13 +172,12 @@ fn completion_text(args: &GenerateArgs, source: &ModelSource) -> Result<Option<C
 }
 
 fn complete(
-    exec: Executor,
+    mut engine: Engine,
     request: Request,
     mut text: Option<CompletionText>,
     args: &GenerateArgs,
 ) -> Result<Outcome> {
-    let mut outcome = Outcome::new(&exec, &request);
-    let mut engine = Engine::new(exec);
+    let mut outcome = Outcome::new(engine.executor(), &request);
     let bar = show::bar("reading the prompt");
     let began = Instant::now();
     let row = engine.submit(request)?;
@@ -215,6 +218,10 @@ fn complete(
         emit(args, &mut outcome.text, &text.finish())?;
     }
     outcome.end = engine.executor().usage().live;
+    outcome.stats = engine.stats();
+    if let Some(error) = engine.draft_error() {
+        show::note(&format!("longrun: no drafts any more: {error}"));
+    }
     Ok(outcome)
 }
 
@@ -255,6 +262,10 @@ fn report(args: &GenerateArgs, o: &Outcome, load_seconds: f64) -> Result<()> {
             o.start.buffers,
             o.end.buffers,
         ));
+        if args.draft.draft.is_some() {
+            let Stats { drafted, accepted, steps, .. } = o.stats;
+            show::note(&format!("{accepted} of {drafted} drafts were right; {steps} steps"));
+        }
         return Ok(());
     }
     let mut object = json!({
@@ -266,6 +277,9 @@ fn report(args: &GenerateArgs, o: &Outcome, load_seconds: f64) -> Result<()> {
         "tokens_per_second": rate,
         "load_seconds": load_seconds,
         "peak_rss_bytes": machine::peak_rss(),
+        "steps": o.stats.steps,
+        "drafts": o.stats.drafted,
+        "drafts_right": o.stats.accepted,
         "ledger": {
             "live_start": o.start.buffers,
             "live_end": o.end.buffers,
