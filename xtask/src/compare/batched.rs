@@ -39,8 +39,9 @@ pub(super) fn measure(options: &Options, ours: &Path, model: &Path) -> Result<St
     }
     let t = options.threads;
     let mut report = format!(
-        "\n### {file}\n\nlongrun: `longrun bench --model {file} --threads {t} --rounds 1 --depth {PROMPT} --generate \
-         {GENERATE} --batch ROWS --json`.\n\nllama.cpp: `llama-batched-bench -m {file} -t {t} -tb {t} -b 2048 -ub 512 \
+        "\n### {file}\n\nlongrun: `longrun bench --model {file} --threads {t} --rounds 1 --prompt {PROMPT} \
+         --depth {PROMPT} --generate {GENERATE} --batch ROWS --json`.\n\n\
+         llama.cpp: `llama-batched-bench -m {file} -t {t} -tb {t} -b 2048 -ub 512 \
          -npp {PROMPT} -ntg {GENERATE} -npl ROWS -c {}*ROWS --output-format jsonl`.\n\nTokens a second of all rows \
          together, medians; \"over 1 row\" is each engine's own gain; the ratio is longrun's figure over llama.cpp's \
          within a round.\n\n\
