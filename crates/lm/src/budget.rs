@@ -4,6 +4,7 @@
 
 use crate::cache::{CacheSpec, Room};
 use crate::error::{Error, Kind, Result};
+use crate::executor::MOST_TOKENS;
 
 /// How much memory everything on the device may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,12 +70,18 @@ pub fn divide(spec: &CacheSpec, room: Room, memory: Memory, taken: usize) -> Res
     let grows = spec.bytes(Room { tokens: room.context * 2, ..room }) > spec.bytes(room);
     let share = if grows { rest / 2 } else { rest };
     let snapshots = share.checked_div(each).unwrap_or(MOST_SNAPSHOTS).min(MOST_SNAPSHOTS);
-    let room = Room { snapshots, ..room };
-    // More than every row and snapshot can hold is of no use.
-    let useful =
-        room.context.saturating_mul(room.rows + snapshots).min(crate::executor::MOST_TOKENS);
+    let room = with_tokens(spec, Room { snapshots, ..room }, left);
+    // What tokens have no use for is for more snapshots.
+    let more = (left - spec.bytes(room)).checked_div(each).unwrap_or(0);
+    let snapshots = (snapshots + more).min(MOST_SNAPSHOTS);
+    Ok(with_tokens(spec, Room { snapshots, ..room }, left))
+}
+
+/// The room with as many tokens as fit, up to what every row and snapshot can hold: more would be of no use.
+fn with_tokens(spec: &CacheSpec, room: Room, left: usize) -> Room {
+    let useful = room.context.saturating_mul(room.rows + room.snapshots).min(MOST_TOKENS);
     let tokens = most(useful, |tokens| spec.bytes(Room { tokens, ..room }) <= left);
-    Ok(Room { tokens, ..room })
+    Room { tokens, ..room }
 }
 
 /// The largest number up to `limit` that `fits`; 0 if none does. What fits is smaller than what doesn't.

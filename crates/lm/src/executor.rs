@@ -339,6 +339,9 @@ fn fit(tokens: usize, rows: usize, results: usize, per_token: bool) -> Option<Ke
 /// Tokens of all sequences together at most: their block numbers take memory on the host.
 pub(crate) const MOST_TOKENS: usize = 1 << 28;
 
+/// Chunks are not made shorter than this for the sake of other rows.
+const LEAST_CHUNK: usize = 64;
+
 /// Bytes of temporaries, and of inputs and outputs of steps.
 fn step_bytes(runtime: &Runtime) -> usize {
     let usage = runtime.usage();
@@ -365,7 +368,10 @@ fn clamp(room: Room) -> Result<Room> {
         let what = format!("room for {} tokens can't be made", room.context.max(room.tokens));
         return Err(Error::usage(what).hint(format!("{MOST_TOKENS} tokens are possible")));
     }
-    let (chunk, drafts) = (room.chunk.clamp(1, tokens), room.drafts.min(tokens - 1));
+    let drafts = room.drafts.min(tokens - 1);
+    // A chunk has room beside the tokens and drafts of all other rows, or prompts would be read in pieces of pieces.
+    let others = (room.rows - 1) * (1 + drafts);
+    let chunk = room.chunk.clamp(1, tokens.saturating_sub(others).max(LEAST_CHUNK));
     Ok(Room { chunk, drafts, ..room })
 }
 
