@@ -1,5 +1,5 @@
-//! Tokens that may turn out wrong: whatever was drafted, verified, kept or forgotten, a token behind right ones has the bits
-//! that it has when its sequence is read alone, token by token; and so have the records in the end.
+//! Tokens that may turn out wrong: whatever was drafted, verified, kept or forgotten, a token behind right ones has the
+//! bits that it has when its sequence is read alone, token by token; and so have the records in the end.
 
 #[allow(dead_code)]
 #[path = "conformance/cases.rs"]
@@ -15,7 +15,9 @@ use std::sync::Arc;
 use cases::{Case, Model, Rig};
 use common::drafts::{DEPTH, Draft, drafts, key};
 use common::{CHUNK, MOST_ROWS, Rng, Row, Sequence, WIDTHS, cpu, script_keys, sequences};
-use longrun_array::{CpuOptions, DecayCurve, Error, Limits, NullDevice, Runtime, State, StateKind};
+use longrun_array::{
+    CpuOptions, DecayCurve, Error, Limits, NullDevice, Runtime, State, StateKind, Stored,
+};
 
 /// Everything that keeps something between steps.
 const CASES: &[(&str, Case)] = &[
@@ -42,7 +44,8 @@ fn wide_decay(rig: &mut Rig) -> Model {
 }
 
 fn prepared(case: Case, seed: u64, rt: Runtime) -> (Runtime, Vec<Arc<State>>, impl Sized) {
-    let mut rig = Rig::new(rt, Rng::new(seed));
+    let stored = Stored::ALL[seed as usize % Stored::ALL.len()];
+    let mut rig = Rig::new(rt, Rng::new(seed), stored);
     let model = case(&mut rig);
     let Rig { mut rt, states, .. } = rig;
     rt.prepare(&model, &script_keys(), WIDTHS).unwrap();

@@ -389,7 +389,7 @@ proptest! {
 #[test]
 fn units_of_a_state_are_copied_read_and_written() {
     let mut rt = cpu(threads(1));
-    let state = State::new(&rt, StateKind::Slots { len: 3 }, 4, 0).unwrap();
+    let state = State::new(&rt, StateKind::slots(3), 4, 0).unwrap();
     let live = rt.usage().live;
     let numbers: Vec<u8> = [1.0f32, -2.0, 3.5].iter().flat_map(|x| x.to_le_bytes()).collect();
     rt.write_unit(&state, 1, &numbers).unwrap();

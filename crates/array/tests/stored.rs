@@ -124,7 +124,7 @@ fn what_is_not_finite_shows_in_the_result() {
 #[test]
 fn records_and_very_wide_keys_are_refused() {
     let mut rt = Runtime::new(Box::new(NullDevice::new()), Limits::default());
-    let record = State::entries(&rt, StateKind::Slots { len: 4 }, 2, 0, 1, Stored::Q8);
+    let record = State::entries(&rt, StateKind::slots(4), 2, 0, 1, Stored::Q8);
     let error = record.err().unwrap().to_string();
     assert!(error.contains("q8") && error.contains("f32"), "{error}");
     let dim = 600;

@@ -102,7 +102,7 @@ fn too_small(spec: &CacheSpec, base: Room, memory: Memory, taken: usize, fits: u
     let mib = |bytes: usize| bytes.div_ceil(1 << 20);
     let need = spec.bytes(base);
     let what = format!(
-        "{} MiB of memory do not hold {} rows and one text of {} tokens: weights and steps take {} MiB, the caches {} MiB",
+        "{} MiB of memory do not hold {} rows and one text of {} tokens: weights and steps take {} MiB, caches {} MiB",
         memory.bytes >> 20,
         base.rows,
         base.context,

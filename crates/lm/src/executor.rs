@@ -44,8 +44,8 @@ pub struct Setup {
     pub limits: Limits,
     /// The type of keys and values.
     pub kv: Stored,
-    /// What everything on the device may take. Then the numbers of tokens and snapshots of `room` are not what is asked for
-    /// but what fits.
+    /// What everything on the device may take. Then the numbers of tokens and snapshots of `room` are not what is asked
+    /// for but what fits.
     pub memory: Option<Memory>,
 }
 

@@ -1,7 +1,7 @@
 //! Who reads how many tokens in the next step: a pure function of what each row has waiting.
 //!
-//! Rows that decode come first, a token each with its drafts. A chunk of what is left of the step's budget is shared among
-//! prompts by weight: none waits for another to be through, and what a short one does not need goes to the others.
+//! Rows that decode come first, a token each with its drafts. A chunk of what is left of the step's budget is shared
+//! among prompts by weight: none waits for another to be through, and what a short one does not need goes to the others.
 
 /// What a row has waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -155,7 +155,8 @@ fn run_f32(family: &str) {
     run(family, Stored::F32);
 }
 
-/// Windows, sinks, shared caches, latent keys, indexers, entries and records beside keys, over each type of keys and values.
+/// Windows, sinks, shared caches, latent keys, indexers, entries and records beside keys, over each type of keys and
+/// values.
 #[test]
 fn rounded_keys_and_values() {
     let families =

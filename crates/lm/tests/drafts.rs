@@ -1,5 +1,5 @@
-//! Drafts of every family: however many were drafted, how, how many of them were right, and whatever stood beside them, the
-//! logits of a token behind right ones have the bits that they have when its text is read token by token.
+//! Drafts of every family: however many were drafted, how, how many of them were right, and whatever stood beside them,
+//! the logits of a token behind right ones have the bits that they have when its text is read token by token.
 
 mod families;
 

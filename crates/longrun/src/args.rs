@@ -149,8 +149,8 @@ pub(crate) struct GenerateArgs {
 /// Speculation.
 #[derive(ClapArgs)]
 pub(crate) struct DraftArgs {
-    /// Guess tokens ahead by a smaller model of the same vocabulary, or by looking the last tokens up in the text; the text
-    /// stays the same
+    /// Guess tokens ahead by a smaller model of the same vocabulary, or by looking the last tokens up in the text; the
+    /// text stays the same
     #[arg(long, value_name = "lookup|PATH|ORG/NAME|tiny:FAMILY")]
     pub(crate) draft: Option<String>,
     /// Tokens to guess at most in each step

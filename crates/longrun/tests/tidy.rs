@@ -48,7 +48,11 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("crates/lm/src/sample/", &["cache", "engine", "executor", "models", "nn", "text", "weights"]),
     ("crates/lm/src/checkpoint/", &["cache", "engine", "executor", "models", "nn", "weights"]),
     ("crates/lm/src/executor.rs", &["engine", "sample", "text", "schedule"]),
-    ("crates/lm/src/cache.rs", &["engine", "executor", "models", "sample", "text"]),
+    ("crates/lm/src/cache/", &["engine", "executor", "models", "sample", "text"]),
+    // Drafts know no engine, snapshots no order of service, and the scheduler nobody.
+    ("crates/lm/src/draft/", &["engine", "prefix", "schedule", "text"]),
+    ("crates/lm/src/prefix/", &["engine", "draft", "schedule", "sample", "text"]),
+    ("crates/lm/src/schedule.rs", &["cache", "engine", "executor", "prefix", "sample", "text"]),
 ];
 
 /// The crates that each crate may depend on.

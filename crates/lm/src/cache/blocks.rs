@@ -54,7 +54,8 @@ impl BlockPool {
         (tokens / self.every).div_ceil(BLOCK)
     }
 
-    /// Blocks that a sequence of `past` tokens takes on its way to `end`; that in which `past` lies may have to be copied.
+    /// Blocks that a sequence of `past` tokens takes on its way to `end`; that in which `past` lies may have to be
+    /// copied.
     pub(super) fn lacks(&self, past: usize, end: usize) -> usize {
         self.blocks(end).saturating_sub(past / self.every / BLOCK)
     }

@@ -79,8 +79,8 @@ impl CacheSpec {
         self.add(StateKind::Keys { heads: 1, dim }, None, every)
     }
 
-    /// Says that only an indexer reads this cache. It stays f32: a rounding that is small in a sum of values makes another
-    /// choice here, and the difference of that is as large as a result (docs/memory.md has figures).
+    /// Says that only an indexer reads this cache. It stays f32: a rounding that is small in a sum of values makes
+    /// another choice here, and the difference of that is as large as a result (docs/memory.md has figures).
     pub fn mark_indexer(&mut self, id: PagedId) {
         self.paged[id.0].indexer = true;
     }
@@ -95,7 +95,8 @@ impl CacheSpec {
         if paged.indexer { Stored::F32 } else { self.kv }
     }
 
-    /// Caches that read equally far back and have an entry for equally many tokens share a pool: windows and tokens of each.
+    /// Caches that read equally far back and have an entry for equally many tokens share a pool: windows and tokens of
+    /// each.
     fn groups(&self) -> Vec<(Option<usize>, usize)> {
         let mut groups: Vec<(Option<usize>, usize)> = Vec::new();
         for paged in &self.paged {
@@ -193,8 +194,8 @@ impl Caches {
         step.open(&self.records[id.0])
     }
 
-    /// The types of paged caches, from the widest to the narrowest, and what a token takes of each. Records are f32 always:
-    /// what is added to them stays for the rest of the text, and so would its rounding.
+    /// The types of paged caches, from the widest to the narrowest, and what a token takes of each. Records are f32
+    /// always: what is added to them stays for the rest of the text, and so would its rounding.
     pub fn types(&self) -> &[CacheType] {
         &self.types
     }

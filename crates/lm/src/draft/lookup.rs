@@ -1,7 +1,6 @@
 //! Drafts from the text itself: what followed the last time that the same few tokens stood there.
 
 use super::{Ask, Draft};
-use crate::engine::RowId;
 use crate::error::Result;
 
 /// How far back it looks.
@@ -50,7 +49,7 @@ impl Draft for Lookup {
         Ok(())
     }
 
-    fn release(&mut self, _: RowId) {}
+    fn release(&mut self, _: u64) {}
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 mod lookup;
 mod model;
 
-use crate::engine::RowId;
 use crate::error::Result;
 use crate::sample::{History, Sampler};
 
@@ -16,8 +15,8 @@ pub use model::DraftModel;
 
 /// One row that wants drafts.
 pub struct Ask<'a> {
-    /// Which row.
-    pub row: RowId,
+    /// Which row: a number that no other row ever has.
+    pub row: u64,
     /// Its text; the last token was chosen and not yet read by the model.
     pub ids: &'a [u32],
     /// How many tokens it may come to: its positions may depend on that.
@@ -58,5 +57,5 @@ pub trait Draft: Send {
     fn draft(&mut self, asks: &mut [Ask<'_>]) -> Result<()>;
 
     /// A row has left: what is held for it goes.
-    fn release(&mut self, row: RowId);
+    fn release(&mut self, row: u64);
 }

@@ -1,13 +1,12 @@
 //! Drafts from a smaller model of the same vocabulary.
 //!
-//! Owns that model's executor and a sequence for each row. It reads what the rows read, a chunk behind if need be, and its
-//! own guesses as tokens that may turn out wrong.
+//! Owns that model's executor and a sequence for each row. It reads what the rows read, a chunk behind if need be, and
+//! its own guesses as tokens that may turn out wrong.
 
 use longrun_array::Wanted;
 
 use super::{Ask, Draft};
 use crate::cache::Sequence;
-use crate::engine::RowId;
 use crate::error::{Error, Result};
 use crate::executor::{self, Executor, Span};
 
@@ -20,15 +19,15 @@ pub struct DraftModel {
 
 /// How far the draft model has read a row's text.
 struct Reader {
-    row: RowId,
+    row: u64,
     seq: Sequence,
     /// Tokens that it has read as guesses, the last ones.
     guessed: Vec<u32>,
 }
 
 impl DraftModel {
-    /// At most `most` drafts a row by the model of `exec`, whose room must be that of the main model: as many rows, as long
-    /// a context, and room for `most` drafts.
+    /// At most `most` drafts a row by the model of `exec`, whose room must be that of the main model: as many rows, as
+    /// long a context, and room for `most` drafts.
     ///
     /// # Errors
     /// The room or the vocabulary is another one.
@@ -118,7 +117,7 @@ impl DraftModel {
 }
 
 /// One more draft for each of `rows`, by its logits.
-fn choose(asks: &mut [Ask<'_>], rows: &[RowId], logits: &mut [f32]) {
+fn choose(asks: &mut [Ask<'_>], rows: &[u64], logits: &mut [f32]) {
     let vocab = logits.len() / rows.len().max(1);
     for (row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocab.max(1))) {
         for ask in asks.iter_mut().filter(|ask| ask.row == *row) {
@@ -139,7 +138,7 @@ impl Draft for DraftModel {
         (1..self.most).try_for_each(|_| self.go_on(asks))
     }
 
-    fn release(&mut self, row: RowId) {
+    fn release(&mut self, row: u64) {
         if let Some(i) = self.rows.iter().position(|reader| reader.row == row) {
             self.exec.release(self.rows.swap_remove(i).seq);
         }

@@ -126,8 +126,8 @@ impl Engine {
         disk::save(&self.prefixes, &mut self.exec, folder)
     }
 
-    /// Keeps the snapshots of the store of this model in `folder`, as far as they fit; lets nothing go for them. What does
-    /// not fit or is not right is left out, and the result says why.
+    /// Keeps the snapshots of the store of this model in `folder`, as far as they fit; lets nothing go for them. What
+    /// does not fit or is not right is left out, and the result says why.
     ///
     /// # Errors
     /// The device failed; what was loaded before is kept.
@@ -304,8 +304,8 @@ impl Engine {
         self.rows.iter_mut().zip(&self.shares).for_each(|(row, share)| row.share = *share);
     }
 
-    /// Holds the blocks that rows need for their shares. When there are none, snapshots go first, then the youngest row of
-    /// the lowest priority.
+    /// Holds the blocks that rows need for their shares. When there are none, snapshots go first, then the youngest row
+    /// of the lowest priority.
     fn make_room(&mut self) {
         let mut i = 0;
         while i < self.rows.len() {
@@ -400,14 +400,14 @@ impl Engine {
                 }
                 None => continue,
             };
-            self.drafter.iter_mut().for_each(|drafter| drafter.release(id));
+            self.drafter.iter_mut().for_each(|drafter| drafter.release(id.0));
             row.leave(&mut self.exec, &mut self.prefixes);
             events.push(event);
         }
     }
 
     fn leave(&mut self, row: Row) -> Text {
-        self.drafter.iter_mut().for_each(|drafter| drafter.release(row.text.id));
+        self.drafter.iter_mut().for_each(|drafter| drafter.release(row.text.id.0));
         row.leave(&mut self.exec, &mut self.prefixes)
     }
 }

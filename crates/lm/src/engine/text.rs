@@ -74,7 +74,7 @@ impl Text {
         drafts.clear();
         let text_most = self.most();
         let chooser = Chooser { sampler: &mut self.sampler, history: &self.history };
-        Ask { row: self.id, ids: &self.ids, text_most, most, chooser, drafts }
+        Ask { row: self.id.0, ids: &self.ids, text_most, most, chooser, drafts }
     }
 
     /// Chooses the next token. Why it has ended, if it has.

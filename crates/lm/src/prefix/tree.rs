@@ -172,8 +172,8 @@ impl<T> Tree<T> {
     }
 
     /// Values whose texts begin as `ids` does, those with the most in common first; of the texts that leave `ids` at the
-    /// deepest point only if `beyond`, and never those that have nothing in common with it. Also how many ids any text has
-    /// in common with `ids`.
+    /// deepest point only if `beyond`, and never those that have nothing in common with it. Also how many ids any text
+    /// has in common with `ids`.
     pub(super) fn matches(&self, ids: &[u32], beyond: bool) -> (usize, Vec<Match>) {
         let (mut at, partial) = self.walk(ids);
         let (below, same) = partial.map_or((None, 0), |(below, same)| (Some(below), same));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use longrun_lm::cache::Room;
 use longrun_lm::draft::{Ask, Draft, DraftModel, Lookup};
-use longrun_lm::engine::{Engine, Mask, Request, RowId, Stats, TokenMask};
+use longrun_lm::engine::{Engine, Mask, Request, Stats, TokenMask};
 use longrun_lm::sample::SamplingParams;
 use longrun_lm::{Error, Result};
 
@@ -36,7 +36,7 @@ impl Draft for Dice {
         Ok(())
     }
 
-    fn release(&mut self, _: RowId) {}
+    fn release(&mut self, _: u64) {}
 }
 
 const DRAFTS: usize = 5;
@@ -191,7 +191,7 @@ fn a_drafter_that_fails_is_one_no_more() {
             asks.iter_mut().for_each(|ask| ask.drafts.push(1));
             Err(Error::usage("no"))
         }
-        fn release(&mut self, _: RowId) {}
+        fn release(&mut self, _: u64) {}
     }
     let mut engine = Engine::new(executor("llama", ROOM, 3)).with_drafts(Box::new(Fails));
     let answer = answer(&mut engine, crate::answers::asked(&[1, 2], 20));
