@@ -125,6 +125,40 @@ fn a_store_of_another_length_is_refused() {
     bench.right();
 }
 
+/// Puts the right checksum over a head and a manifest of this length.
+fn sum(store: &mut [u8], manifest: usize) {
+    let mut sum = XxHash3_128::new();
+    sum.write(&store[..HEAD]);
+    sum.write(&store[MANIFEST..][..manifest]);
+    store[HEAD..MANIFEST].copy_from_slice(&sum.finish_128().to_le_bytes());
+}
+
+#[test]
+fn numbers_of_what_is_not_there_are_damage() {
+    let mut bench = Bench::new("qwen3_next", "numbers");
+    let (store, manifest) = (bench.store.clone(), bench.manifest());
+    let word = |store: &[u8], at: usize| u32::from_le_bytes(store[at..at + 4].try_into().unwrap());
+    // A snapshot more than there are slots.
+    let mut more = store.clone();
+    more[MANIFEST..][..4].copy_from_slice(&(bench.snapshots as u32 + 1).to_le_bytes());
+    sum(&mut more, manifest);
+    let ignored = bench.load(&more).ignored;
+    assert_eq!((ignored[0].snapshots, &ignored[0].why), (None, &Why::Damaged));
+    // The first block of the first snapshot, behind counts of both sections, its length, its stretch and its ids; the
+    // number is the first that is none.
+    let length = word(&store, MANIFEST + 12) as usize;
+    let mut beyond = store.clone();
+    let units = word(&store, MANIFEST + 4);
+    beyond[MANIFEST + 20 + 4 * length..][..4].copy_from_slice(&units.to_le_bytes());
+    sum(&mut beyond, manifest);
+    let loaded = bench.load(&beyond);
+    // Where the manifest is wrong nothing behind it is believed.
+    let all = Some(bench.snapshots);
+    assert_eq!((loaded.snapshots, loaded.ignored.len()), (0, 1));
+    assert_eq!((loaded.ignored[0].snapshots, &loaded.ignored[0].why), (all, &Why::Damaged));
+    bench.clear();
+}
+
 /// Whoever writes a checksum can write anything: what is said of lengths and places is checked all the same.
 #[test]
 fn a_manifest_that_lies_does_no_harm() {
@@ -154,10 +188,7 @@ fn a_manifest_that_lies_does_no_harm() {
             if let Some(length) = length {
                 store[HEAD - 8..HEAD].copy_from_slice(&length.to_le_bytes());
             }
-            let mut sum = XxHash3_128::new();
-            sum.write(&store[..HEAD]);
-            sum.write(&store[MANIFEST..][..4 * words]);
-            store[HEAD..MANIFEST].copy_from_slice(&sum.finish_128().to_le_bytes());
+            sum(&mut store, 4 * words);
             let bench = &mut *bench.borrow_mut();
             bench.load(&store);
             bench.say();
