@@ -68,8 +68,8 @@ pub trait Device: Send {
     /// A name for people: `cpu (avx512, 2 threads)`.
     fn name(&self) -> String;
 
-    /// All that the bits of a result and the bytes of a state depend on, beside plan and inputs: kernels, settings, layouts.
-    /// Where states travel between devices, both must say the same.
+    /// All that the bits of a result and the bytes of a state depend on, beside plan and inputs: kernels, settings,
+    /// layouts. Where states travel between devices, both must say the same.
     fn numerics(&self) -> String {
         self.name()
     }

@@ -315,7 +315,8 @@ impl Pools {
         self.records
     }
 
-    /// The blocks of a pool that the next token after `past` reads, by number in the sequence: what a snapshot has to hold.
+    /// The blocks of a pool that the next token after `past` reads, by number in the sequence: what a snapshot has to
+    /// hold.
     pub(crate) fn needs(&self, pool: usize, past: usize) -> Range<usize> {
         let pool = &self.blocks[pool];
         let end = pool.blocks(past);

@@ -112,8 +112,8 @@ impl Engine {
         disk::save(&self.prefixes, &mut self.exec, folder)
     }
 
-    /// Keeps the snapshots of the store of this model in `folder`, as far as they fit; lets nothing go for them. What does
-    /// not fit or is not right is left out, and the result says why.
+    /// Keeps the snapshots of the store of this model in `folder`, as far as they fit; lets nothing go for them. What
+    /// does not fit or is not right is left out, and the result says why.
     ///
     /// # Errors
     /// The device failed; what was loaded before is kept.

@@ -88,8 +88,8 @@ impl Executor {
         Ok(())
     }
 
-    /// A snapshot's memory, to be filled with [`write_unit`](Self::write_unit); `None` without room. `blocks` has those of
-    /// each pool in order: one that another snapshot holds, or `None` for a free one.
+    /// A snapshot's memory, to be filled with [`write_unit`](Self::write_unit); `None` without room. `blocks` has those
+    /// of each pool in order: one that another snapshot holds, or `None` for a free one.
     pub(crate) fn adopt(
         &mut self,
         past: usize,
