@@ -37,11 +37,14 @@ impl Random {
     }
 }
 
+/// The bits of a token's log-probability, and the best tokens with those of theirs.
+type Bits = (Option<u32>, Vec<(u32, u32)>);
+
 /// What came of a request: its tokens with the bits of what was said about them, and its end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) ids: Vec<u32>,
-    pub(crate) bits: Vec<(Option<u32>, Vec<(u32, u32)>)>,
+    pub(crate) bits: Vec<Bits>,
     pub(crate) end: Option<FinishReason>,
     pub(crate) cached: usize,
     pub(crate) miss: Option<Miss>,
@@ -63,7 +66,7 @@ impl Answer {
     }
 
     /// What neighbours and memory must not change.
-    pub(crate) fn said(&self) -> (&[u32], &[(Option<u32>, Vec<(u32, u32)>)], Option<FinishReason>) {
+    pub(crate) fn said(&self) -> (&[u32], &[Bits], Option<FinishReason>) {
         (&self.ids, &self.bits, self.end)
     }
 }

@@ -54,7 +54,7 @@ const ROOM: Room = Room {
 fn requests(random: &mut Random) -> Vec<Request> {
     let header = random.ids(60);
     let request = |random: &mut Random, i: usize| {
-        let mut prompt = if i % 2 == 0 { header.clone() } else { Vec::new() };
+        let mut prompt = if i.is_multiple_of(2) { header.clone() } else { Vec::new() };
         let more = 1 + random.below(60);
         prompt.extend(random.ids(more));
         let params = SamplingParams {
@@ -157,7 +157,7 @@ impl TokenMask for Even {
 
     fn accept(&mut self, id: u32) -> Result<()> {
         self.0 += 1;
-        if id % 2 == 0 { Ok(()) } else { Err(Error::usage("an odd id")) }
+        if id.is_multiple_of(2) { Ok(()) } else { Err(Error::usage("an odd id")) }
     }
 
     fn fork(&self) -> Box<dyn TokenMask> {
