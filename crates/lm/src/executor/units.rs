@@ -90,17 +90,7 @@ impl Executor {
 
     /// A snapshot's memory, to be filled with [`write_unit`](Self::write_unit); `None` without room. `blocks` has those
     /// of each pool in order: one that another snapshot holds, or `None` for a free one.
-<<<<<<< HEAD
     pub(crate) fn adopt(&mut self, facts: Facts, blocks: &[Vec<Option<u32>>]) -> Option<Snapshot> {
         self.bound.pools.adopt(facts, blocks)
-=======
-    pub(crate) fn adopt(
-        &mut self,
-        past: usize,
-        stretch: f32,
-        blocks: &[Vec<Option<u32>>],
-    ) -> Option<Snapshot> {
-        self.pools.adopt(past, stretch, blocks)
->>>>>>> disk
     }
 }

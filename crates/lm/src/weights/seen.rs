@@ -1,14 +1,8 @@
 //! What was read of a source: the names of tensors, and one hash over what they hold.
 //!
-<<<<<<< HEAD
 //! Owns what counts as the same weights. Two sources with one hash gave the same tensors in the same order; what a config
 //! makes of them is for others to compare. It is no protection from people: who wants two models with one hash makes
 //! them.
-=======
-//! Owns what counts as the same weights. Two sources with one hash gave the same tensors in the same order; what a
-//! config makes of them is for others to compare. It is no protection from people: who wants two models with one hash
-//! makes them.
->>>>>>> disk
 
 use std::collections::BTreeSet;
 use std::num::NonZero;

@@ -4,16 +4,10 @@
 //!
 //! All numbers are little-endian. The head is `[magic 8, version 4, model 16, form 16, manifest length 8,
 //! checksum 16]`; its checksum is of all before it and of the manifest. The manifest is the number of snapshots, the
-<<<<<<< HEAD
 //! number of units in each section, then each snapshot, the last used first: its length, log, stretch, ids, and for
 //! each pool the numbers of its blocks in that pool's section. There is a section for each pool, and one for slots
 //! where sequences have records, with as many units as there are snapshots. A unit is its bytes and their checksum,
 //! seeded with its place.
-=======
-//! number of units in each section, then each snapshot, the last used first: its length, stretch, ids, and for each
-//! pool the numbers of its blocks in that pool's section. There is a section for each pool, and one for slots where sequences have
-//! records, with as many units as there are snapshots. A unit is its bytes and their checksum, seeded with its place.
->>>>>>> disk
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
