@@ -144,18 +144,26 @@ fn numbers_of_what_is_not_there_are_damage() {
     sum(&mut more, manifest);
     let ignored = bench.load(&more).ignored;
     assert_eq!((ignored[0].snapshots, &ignored[0].why), (None, &Why::Damaged));
-    // The first block of the first snapshot, behind counts of both sections, its length, its stretch and its ids; the
-    // number is the first that is none.
+    // The first block of the first snapshot, behind counts of both sections, its length, log, stretch and ids; the number
+    // is the first that is none.
     let length = word(&store, MANIFEST + 12) as usize;
     let mut beyond = store.clone();
     let units = word(&store, MANIFEST + 4);
-    beyond[MANIFEST + 20 + 4 * length..][..4].copy_from_slice(&units.to_le_bytes());
+    beyond[MANIFEST + 24 + 4 * length..][..4].copy_from_slice(&units.to_le_bytes());
     sum(&mut beyond, manifest);
     let loaded = bench.load(&beyond);
     // Where the manifest is wrong nothing behind it is believed.
     let all = Some(bench.snapshots);
     assert_eq!((loaded.snapshots, loaded.ignored.len()), (0, 1));
     assert_eq!((loaded.ignored[0].snapshots, &loaded.ignored[0].why), (all, &Why::Damaged));
+    bench.clear();
+    // A log that the record has no room for.
+    let mut logged = store.clone();
+    logged[MANIFEST + 16..][..4].copy_from_slice(&9u32.to_le_bytes());
+    sum(&mut logged, manifest);
+    let loaded = bench.load(&logged);
+    assert_eq!((loaded.snapshots, loaded.ignored.len()), (bench.snapshots - 1, 1));
+    assert_eq!((loaded.ignored[0].snapshots, &loaded.ignored[0].why), (Some(1), &Why::Damaged));
     bench.clear();
 }
 

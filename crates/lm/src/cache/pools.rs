@@ -96,8 +96,9 @@ impl Snapshot {
     /// All that it is beside its memory, which is what has to be written down with the memory's contents.
     pub(crate) fn facts(&self) -> Facts {
         // What is new here has to go to disk, too.
-        let &Self { past, logged, stretch, slot: _, held: _ } = self;
-        Facts { past, logged, stretch }
+        let &Self { past, logged, stretch, slot, held: _ } = self;
+        // Without a record there is no log.
+        Facts { past, logged: if slot.is_some() { logged } else { 0 }, stretch }
     }
 
     /// Its copy of the record, if the model has any.

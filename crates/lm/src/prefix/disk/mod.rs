@@ -297,6 +297,9 @@ impl Loading {
         let lists = lists.map(|(list, there)| list.iter().map(|n| there.get(n).copied()).collect());
         let lists: Vec<Vec<Option<u32>>> = lists.collect();
         let (logged, stretch) = (entry.logged as usize, entry.stretch);
+        if logged > past.min(exec.room().drafts) {
+            return Err(Why::Damaged.into());
+        }
         let facts = Facts { past, logged, stretch };
         let snapshot = exec.adopt(facts, &lists).ok_or(Why::NoRoom)?;
         let mut new: Vec<(usize, u32, Unit)> = Vec::new();
