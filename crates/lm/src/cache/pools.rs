@@ -53,7 +53,7 @@ pub struct Sequence {
 }
 
 /// What a sequence's states held at one moment: shared blocks, and a copy of its record. Give it back with
-/// [`Pools::forget`].
+/// [`Executor::forget`](crate::executor::Executor::forget).
 #[derive(Debug)]
 pub struct Snapshot {
     past: usize,
