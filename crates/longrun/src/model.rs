@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use longrun_lm::adapter::Adapter;
 use longrun_lm::array::{CpuDevice, CpuOptions, Device, NullDevice, Stored};
+use longrun_lm::budget::Parts;
 use longrun_lm::cache::{CacheType, Caches, Room};
 use longrun_lm::checkpoint::EmbeddedFile;
 use longrun_lm::draft::{DraftModel, Lookup};
@@ -144,6 +145,7 @@ pub(crate) fn load(
     bar.finish_and_clear();
     let exec = exec?;
     show::note(&caches_line(exec.caches()));
+    show::note(&memory_line(exec.parts(), exec.room()));
     Ok((exec, start.elapsed().as_secs_f64()))
 }
 
@@ -157,4 +159,21 @@ fn caches_line(caches: &Caches) -> String {
         parts.push(format!("records in f32, {} bytes a row", caches.record_bytes()));
     }
     format!("caches: {}", parts.join("; "))
+}
+
+/// Where the bytes of the device go, and what they are room for.
+fn memory_line(parts: Parts, room: Room) -> String {
+    let size = |bytes: usize| show::bytes(bytes as u64);
+    let mut line = format!(
+        "memory: {}: weights {}, steps {}, rows {}, tokens {}, snapshots {}",
+        size(parts.total()),
+        size(parts.weights),
+        size(parts.steps),
+        size(parts.rows),
+        size(parts.tokens),
+        size(parts.snapshots),
+    );
+    let Room { rows, context, tokens, snapshots, .. } = room;
+    line += &format!("; {rows} x {context} tokens, {tokens} in all, {snapshots} snapshots");
+    line
 }

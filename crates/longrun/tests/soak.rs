@@ -87,6 +87,19 @@ fn keys_and_values_of_each_type_are_flat() {
     }
 }
 
+/// What is said to be taken at the start is what the ledger counts.
+#[test]
+fn the_parts_of_memory_are_all_of_it() {
+    let (run, json) = soak("parts", &["--tokens", "100", "--mode", "churn"]);
+    let line = run.stderr.lines().find(|line| line.starts_with("memory: ")).unwrap();
+    let counted =
+        format!("memory: {:.1} MiB: ", number(&json["samples"][0], "bytes") as f64 / 1048576.0);
+    assert!(line.starts_with(&counted), "{line:?} does not begin with {counted:?}");
+    for part in ["weights ", "steps ", "rows ", "tokens ", "snapshots "] {
+        assert!(line.contains(part), "{line}");
+    }
+}
+
 #[test]
 fn experts_are_flat() {
     let model = ["--model", "tiny:qwen3_5_moe", "--mode", "batch", "--rows", "3"];
