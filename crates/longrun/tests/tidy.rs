@@ -225,7 +225,10 @@ fn the_scanner_reads_rust() {
                   trait T { fn e(); }";
     let found = functions(source);
     assert_eq!(found, [("a".to_owned(), 1, 1), ("d".to_owned(), 2, 3)]);
-    assert!(has_word("an unsafe { }", "unsafe") && !has_word("unsafe_code", "unsafe"));
+    assert!(has_word("an unsafe block", "unsafe") && !has_word("unsafe_code", "unsafe"));
+    let block = |open: &str| ["let x = unsafe", open].concat();
+    assert!(["{ f() }", " { f() }", " impl Send", ""].iter().all(|open| promises(&block(open))));
+    assert!(!promises("pub unsafe fn f(g: unsafe extern \"C\" fn()) {"));
     let blank = " ".repeat(19);
     assert_eq!(code_only("a /* b */ 'c' \"\\\"d\" e"), format!("a{blank}e"));
 }
@@ -313,13 +316,21 @@ fn unsafe_stays_in_array_and_is_explained() {
             if !inside {
                 complaints.push(format!("{place}: unsafe outside of crates/array"));
             }
-            let block = code.contains("unsafe {") || code.contains("unsafe impl");
-            if block && !explained(&lines, i) {
+            if promises(code) && !explained(&lines, i) {
                 complaints.push(format!("{place}: no SAFETY comment"));
             }
         }
     }
     none(complaints);
+}
+
+/// Whether code with the word in it promises something, and does not only declare what callers have to.
+fn promises(code: &str) -> bool {
+    let declares = |after: &str| {
+        let after = after.trim_start();
+        ["fn ", "fn(", "extern ", "trait "].iter().any(|word| after.starts_with(word))
+    };
+    code.split("unsafe").skip(1).any(|after| !after.starts_with(is_word) && !declares(after))
 }
 
 /// Whether a SAFETY comment stands on line `i`, or above the statement that holds it.
