@@ -164,16 +164,17 @@ fn caches_line(caches: &Caches) -> String {
 /// Where the bytes of the device go, and what they are room for.
 fn memory_line(parts: Parts, room: Room) -> String {
     let size = |bytes: usize| show::bytes(bytes as u64);
-    let mut line = format!(
-        "memory: {}: weights {}, steps {}, rows {}, tokens {}, snapshots {}",
+    format!(
+        "memory: {}: weights {}, steps {}, rows {}, tokens {}, snapshots {}; {} x {} tokens, {} in all, {} snapshots",
         size(parts.total()),
         size(parts.weights),
         size(parts.steps),
         size(parts.rows),
         size(parts.tokens),
         size(parts.snapshots),
-    );
-    let Room { rows, context, tokens, snapshots, .. } = room;
-    line += &format!("; {rows} x {context} tokens, {tokens} in all, {snapshots} snapshots");
-    line
+        room.rows,
+        room.context,
+        room.tokens,
+        room.snapshots,
+    )
 }
