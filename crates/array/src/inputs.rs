@@ -29,6 +29,31 @@ pub struct InputLayout {
 }
 
 const HEADER: usize = 4;
+/// Words of a row beside its block tables.
+const ROW_FIELDS: usize = 9;
+
+/// What the integers of a step must stay below, slots of adapters aside, for the plan that they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Rows of the smallest table that ids are looked up in.
+    pub ids: usize,
+    /// Slots of the smallest state of records.
+    pub slots: usize,
+    /// Tokens of the shortest log.
+    pub drafts: usize,
+    /// Slots of the fewest low-rank matrices, which a row may not exceed; 0 without any.
+    pub adapters: usize,
+    /// Tokens of the shortest state of carried numbers that is read.
+    pub carried: usize,
+}
+
+impl Bounds {
+    /// No bounds.
+    pub const NONE: Self = {
+        let most = usize::MAX;
+        Self { ids: most, slots: most, drafts: most, adapters: 0, carried: most }
+    };
+}
 
 impl InputLayout {
     /// The layout of a key.
@@ -42,7 +67,7 @@ impl InputLayout {
     }
 
     fn tables_at(&self) -> usize {
-        HEADER + 3 * self.tokens + 7 * self.rows + self.outputs
+        HEADER + 3 * self.tokens + ROW_FIELDS * self.rows + self.outputs
     }
 
     /// Words in the block.
@@ -85,10 +110,14 @@ pub struct RowInput<'a> {
     pub confirmed: usize,
     /// Its place in slot states.
     pub slot: u32,
+    /// Which slot of [`LowRank`](crate::LowRank) matrices it uses, from 1 on; 0 for none.
+    pub adapter: usize,
     /// Which of its tokens have a result.
     pub wanted: Wanted,
     /// What its positions are stretched by, if the model's positions can be; the same from its first token to its last.
     pub stretch: f32,
+    /// The unit of carried numbers that its first token reads, where a plan does; the others read those that follow.
+    pub carried: usize,
     /// Its block tables, at most as long as their widths. Reading a position whose block is missing fails the step.
     pub tables: [&'a [u32]; TABLES],
 }
@@ -169,7 +198,7 @@ impl Inputs {
                 l.tokens, l.rows, l.outputs
             )));
         }
-        let end = row.past.saturating_add(n);
+        let end = row.past.max(row.carried).saturating_add(n);
         if end > u32::MAX as usize {
             return Err(Error::Inputs(format!("position {end} is too large")));
         }
@@ -181,9 +210,13 @@ impl Inputs {
         at += l.tokens;
         w[at + t..at + t + n].fill(r as u32);
         at += l.tokens;
-        let [t32, n32, past, logged, confirmed] =
-            [t, n, row.past, row.logged, row.confirmed].map(|n| n as u32);
-        for field in [t32, n32, past, logged, confirmed, row.slot, row.stretch.to_bits()] {
+        let adapter = u32::try_from(row.adapter).unwrap_or(u32::MAX);
+        let [t32, n32, past, logged, confirmed, carried] =
+            [t, n, row.past, row.logged, row.confirmed, row.carried].map(|n| n as u32);
+        let (slot, stretch) = (row.slot, row.stretch.to_bits());
+        let fields: [u32; ROW_FIELDS] =
+            [t32, n32, past, logged, confirmed, slot, stretch, adapter, carried];
+        for field in fields {
             w[at + r] = field;
             at += l.rows;
         }
@@ -210,9 +243,9 @@ impl Inputs {
         Ragged::new(&self.layout, &self.words)
     }
 
-    /// Checks the integers that kernels use as indices: ids, slots, and what logs of `depth` tokens hold.
-    pub(crate) fn check(&self, ids: usize, slots: usize, depth: usize) -> Result<()> {
-        let b = self.ragged();
+    /// Checks the integers that kernels use as indices: ids, slots, adapters, carried units, and what logs hold.
+    pub(crate) fn check(&self, bounds: &Bounds) -> Result<()> {
+        let (b, &Bounds { ids, slots, drafts: depth, adapters, carried }) = (self.ragged(), bounds);
         if let Some(id) = b.ids.iter().find(|&&id| id as usize >= ids) {
             return Err(Error::Inputs(format!("id {id} is outside of a table of {ids} rows")));
         }
@@ -224,6 +257,10 @@ impl Inputs {
                 return Err(Error::Inputs(format!("slot {slot} belongs to two rows")));
             }
         }
+        if let Some(adapter) = b.row_adapter.iter().find(|&&a| a as usize > adapters) {
+            let what = format!("adapter {adapter} is outside of {adapters} slots; 0 is none");
+            return Err(Error::Inputs(what));
+        }
         for row in 0..b.rows {
             let [logged, confirmed, count] =
                 [b.row_logged, b.row_confirmed, b.row_count].map(|field| field[row] as usize);
@@ -231,6 +268,12 @@ impl Inputs {
             if most > depth {
                 let what = format!("a log of {most} tokens, there is room for {depth}");
                 return Err(Error::Inputs(what));
+            }
+        }
+        for (first, count) in b.row_carried.iter().zip(b.row_count) {
+            let end = *first as usize + *count as usize;
+            if end > carried {
+                return Err(Error::Inputs(format!("{end} carried tokens, there are {carried}")));
             }
         }
         if b.tokens == 0 {
@@ -270,6 +313,10 @@ pub struct Ragged<'a> {
     pub row_slot: &'a [u32],
     /// `[rows]`, what its positions are stretched by, as the bits of f32.
     pub row_stretch: &'a [u32],
+    /// `[rows]`, its slot of low-rank matrices, 0 for none.
+    pub row_adapter: &'a [u32],
+    /// `[rows]`, the unit of carried numbers that its first token reads.
+    pub row_carried: &'a [u32],
     /// `[outputs]`, the token of each result.
     pub out_token: &'a [u32],
     tables: [&'a [u32]; TABLES],
@@ -301,6 +348,8 @@ impl<'a> Ragged<'a> {
             row_confirmed: field(l.rows, rows),
             row_slot: field(l.rows, rows),
             row_stretch: field(l.rows, rows),
+            row_adapter: field(l.rows, rows),
+            row_carried: field(l.rows, rows),
             out_token: field(l.outputs, outputs),
             tables: std::array::from_fn(|i| {
                 let at = l.table_at(i);
@@ -337,12 +386,15 @@ mod tests {
                 logged: 1,
                 confirmed: 2,
                 slot: 2,
+                adapter: 1,
                 wanted: Wanted::Last,
                 stretch: 1.0,
+                carried: 6,
                 tables: [&[9, 8], &[1], &[], &[]],
             };
             inputs.push(row).unwrap();
-            let fresh = RowInput { ids: &[4], past: 0, logged: 0, confirmed: 1, slot: 0, ..row };
+            let row = RowInput { logged: 0, confirmed: 1, slot: 0, adapter: 2, carried: 1, ..row };
+            let fresh = RowInput { ids: &[4], past: 0, ..row };
             inputs.push(fresh).unwrap();
             let b = inputs.ragged();
             assert_eq!((b.tokens, b.rows, b.outputs), (4, 2, 2));
@@ -351,13 +403,21 @@ mod tests {
             assert_eq!((b.row_first, b.row_count), (&[0, 3][..], &[3, 1][..]));
             assert_eq!((b.row_logged, b.row_confirmed), (&[1, 0][..], &[2, 1][..]));
             assert_eq!((b.row_past, b.row_slot), (&[40, 0][..], &[2, 0][..]));
+            assert_eq!((b.row_adapter, b.row_carried), (&[1, 2][..], &[6, 1][..]));
             assert_eq!(b.out_token, [2, 3]);
             assert_eq!((b.block(0, 1, 3), b.block(1, 0, 0)), (8, 1));
         }
-        inputs.check(8, 3, 2).unwrap();
-        assert!(inputs.check(7, 3, 2).is_err());
-        assert!(inputs.check(8, 2, 2).is_err());
-        assert!(inputs.check(8, 3, 1).is_err());
+        let fits = Bounds { ids: 8, slots: 3, drafts: 2, adapters: 2, carried: 9 };
+        inputs.check(&fits).unwrap();
+        for bounds in [
+            Bounds { ids: 7, ..fits },
+            Bounds { slots: 2, ..fits },
+            Bounds { drafts: 1, ..fits },
+            Bounds { adapters: 1, ..fits },
+            Bounds { carried: 8, ..fits },
+        ] {
+            assert!(inputs.check(&bounds).is_err(), "{bounds:?}");
+        }
     }
 
     #[test]
@@ -371,14 +431,17 @@ mod tests {
             logged: 0,
             confirmed: 1,
             slot: 0,
+            adapter: 0,
             wanted: Wanted::Last,
             stretch: 1.0,
+            carried: 0,
             tables: [&[]; TABLES],
         };
         assert!(inputs.push(RowInput { ids: &[], ..row }).is_err());
         assert!(inputs.push(RowInput { ids: &[1, 2], ..row }).is_err());
         assert!(inputs.push(RowInput { tables: [&[1, 2], &[], &[], &[]], ..row }).is_err());
         assert!(inputs.push(RowInput { past: u32::MAX as usize, ..row }).is_err());
+        assert!(inputs.push(RowInput { carried: u32::MAX as usize, ..row }).is_err());
         for (past, logged, confirmed) in [(0, 1, 1), (9, 2, 1), (9, 0, 2), (9, 2, 4)] {
             assert!(inputs.push(RowInput { past, logged, confirmed, ..row }).is_err());
         }

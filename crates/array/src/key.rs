@@ -41,6 +41,9 @@ pub enum Head {
     Logits,
     /// The last hidden state, after the last norm.
     Hidden,
+    /// Scores by a head that guesses one token further, from what the tokens of a step before have left: a step of its
+    /// own.
+    Draft,
 }
 
 impl Tokens {
@@ -68,7 +71,7 @@ impl Outputs {
 }
 
 impl Head {
-    const ALL: [Self; 2] = [Self::Logits, Self::Hidden];
+    const ALL: [Self; 3] = [Self::Logits, Self::Hidden, Self::Draft];
 }
 
 /// The key of one plan.

@@ -2,9 +2,9 @@
 //!
 //! A lazy value cannot outlive its step, and a replay cannot change the number of live buffers.
 //!
-//! Read in this order: [`ledger`] (what is counted), [`state`] and [`weight`] (what is owned), [`step`] (what a model
-//! writes), [`op`] (what it can say), [`plan`] (what becomes of it), [`runtime`] (what replays it), [`device`]
-//! (what runs it).
+//! Read in this order: [`ledger`] (what is counted), [`state`], [`weight`] and [`low_rank`] (what is owned), [`step`]
+//! (what a model writes), [`op`] (what it can say), [`plan`] (what becomes of it), [`runtime`] (what replays it),
+//! [`device`] (what runs it).
 //!
 //! ```
 //! use longrun_array::*;
@@ -28,7 +28,10 @@
 //! for past in 0..1000 {
 //!     inputs.begin(key);
 //!     let (logged, confirmed, wanted, tables) = (0, 1, Wanted::Last, [&[][..]; TABLES]);
-//!     inputs.push(RowInput { ids: &[3], past, logged, confirmed, slot: 0, wanted, stretch: 1.0, tables })?;
+//!     let (ids, slot, adapter, stretch, carried) = (&[3], 0, 0, 1.0, 0);
+//!     inputs.push(RowInput {
+//!         ids, past, logged, confirmed, slot, adapter, wanted, stretch, carried, tables,
+//!     })?;
 //!     let ticket = rt.launch(&inputs)?;
 //!     rt.wait(ticket, &mut result)?;
 //! }
@@ -48,6 +51,7 @@ pub mod key;
 #[cfg(feature = "leak-lab")]
 pub mod lab;
 pub mod ledger;
+pub mod low_rank;
 pub mod mapped;
 pub mod matmul;
 mod memory;
@@ -69,6 +73,7 @@ pub use format::{Affine, Format, Fp4, Fp8};
 pub use inputs::{BLOCK, InputLayout, Inputs, RowInput, TABLES, Wanted};
 pub use key::{Head, Key, Outputs, Rows, Tokens};
 pub use ledger::{Count, Growth, Ledger, LimitReached, Tag, Usage};
+pub use low_rank::{LowRank, LowRankSpec};
 pub use op::{
     DecayCurve, DeltaHeads, Glu, Groups, MOST_STREAMS, Map, Op, RopeHeads, Score, Scoring,
     SsmHeads, Stretch, Values,

@@ -6,7 +6,7 @@
 
 use crate::device::{BufferId, Device};
 use crate::dims::{Axis, Shape};
-use crate::inputs::InputLayout;
+use crate::inputs::{Bounds, InputLayout};
 use crate::key::Key;
 use crate::op::{Effect, Id, Op};
 use crate::state::StateKind;
@@ -46,12 +46,8 @@ pub struct Plan {
     pub buffers: Vec<BufferId>,
     /// Its step inputs.
     pub layout: InputLayout,
-    /// Ids must be below this.
-    pub ids: usize,
-    /// Slots must be below this.
-    pub slots: usize,
-    /// Logs are no longer than this.
-    pub drafts: usize,
+    /// What step inputs must stay below.
+    pub bounds: Bounds,
 }
 
 impl Plan {
@@ -67,20 +63,22 @@ impl Plan {
             Op::Emit { x } => nodes[x as usize].shape,
             _ => None,
         });
-        let [ids, slots, drafts] = limits(&nodes);
+        let bounds = bounds(&nodes);
         let mut buffers: Vec<_> = nodes
             .iter()
-            .flat_map(|n| n.op.weights().map(|w| w.buffer).chain(n.op.states().map(|s| s.buffer)))
+            .flat_map(|n| {
+                let weights = n.op.weights().map(|w| w.buffer);
+                let weights = weights.chain(n.op.low_rank().map(|l| l.buffer));
+                weights.chain(n.op.states().map(|s| s.buffer))
+            })
             .collect();
         buffers.sort_unstable();
         buffers.dedup();
         let places = vec![None; nodes.len()];
         let scratch = vec![(0, 0); nodes.len()];
         let arena_len = 0;
-        #[rustfmt::skip]
-        let mut plan = Self {
-            key, nodes, places, scratch, arena_len, result, buffers, layout, ids, slots, drafts,
-        };
+        let mut plan =
+            Self { key, nodes, places, scratch, arena_len, result, buffers, layout, bounds };
         plan.lay_out(device);
         plan
     }
@@ -168,12 +166,12 @@ fn last_uses(nodes: &[Node]) -> Vec<usize> {
     last
 }
 
-/// The number of rows of the smallest table looked up, of slots of the smallest slot state, and of tokens of the
-/// shortest log.
-fn limits(nodes: &[Node]) -> [usize; 3] {
-    let [mut ids, mut slots, mut drafts] = [usize::MAX; 3];
+/// What the smallest of what step inputs lead to has room for.
+fn bounds(nodes: &[Node]) -> Bounds {
+    let adapters = nodes.iter().filter_map(|n| n.op.low_rank()).map(|l| l.spec.slots).min();
+    let mut bounds = Bounds { adapters: adapters.unwrap_or(0), ..Bounds::NONE };
     for node in nodes {
-        ids = ids.min(match node.op {
+        bounds.ids = bounds.ids.min(match node.op {
             Op::Embed { table: WeightRef { kind: WeightKind::Matrix(m), .. }, .. } => m.rows,
             Op::Route {
                 table: Some(WeightRef { kind: WeightKind::Vector { len }, .. }),
@@ -184,11 +182,15 @@ fn limits(nodes: &[Node]) -> [usize; 3] {
         });
         for state in node.op.states() {
             if let StateKind::Slots { log, .. } = state.kind {
-                (slots, drafts) = (slots.min(state.units), drafts.min(log.depth));
+                bounds.slots = bounds.slots.min(state.units);
+                bounds.drafts = bounds.drafts.min(log.depth);
             }
         }
+        if let Op::Carried { state } = node.op {
+            bounds.carried = bounds.carried.min(state.units);
+        }
     }
-    [ids, slots, drafts]
+    bounds
 }
 
 /// Pieces of the arena in use, by offset, each with the node after which it is free.

@@ -6,7 +6,7 @@
 use crate::device::{BufferId, Device, IN_FLIGHT, PlanId, Shared, Ticket};
 use crate::dims::{Axis, Shape};
 use crate::error::{Error, Result};
-use crate::inputs::{InputLayout, Inputs, TABLES};
+use crate::inputs::{Bounds, InputLayout, Inputs, TABLES};
 use crate::key::Key;
 use crate::ledger::{Growth, Ledger, Tag, Usage};
 use crate::memory::{Buffer, Inner, Memory};
@@ -37,9 +37,7 @@ impl Default for Limits {
 #[derive(Clone)]
 struct Entry {
     id: PlanId,
-    ids: usize,
-    slots: usize,
-    drafts: usize,
+    bounds: Bounds,
     layout: InputLayout,
     result: Option<Shape>,
     /// Its weights and states, each with its owner when the plan was made.
@@ -52,9 +50,9 @@ impl Entry {
     fn new(plan: &Plan, inner: &Inner) -> Result<Self> {
         let owned = |&b: &BufferId| Some((b, inner.owner(b)?));
         let buffers = plan.buffers.iter().map(owned).collect::<Option<_>>().ok_or(Error::Freed)?;
-        let Plan { ids, slots, drafts, layout, result, .. } = *plan;
+        let Plan { bounds, layout, result, .. } = *plan;
         let (id, seen) = (PlanId(0), inner.releases);
-        Ok(Self { id, ids, slots, drafts, layout, result, buffers, seen })
+        Ok(Self { id, bounds, layout, result, buffers, seen })
     }
 
     /// Checks that the plan's memory still belongs to those who had it when the plan was made.
@@ -231,7 +229,7 @@ impl Runtime {
         if inputs.layout != entry.layout {
             return Err(Error::Inputs("the block tables are not as wide as the plan's".into()));
         }
-        inputs.check(entry.ids, entry.slots, entry.drafts)?;
+        inputs.check(&entry.bounds)?;
         let before = self.memory.ledger.live();
         let ticket = {
             let mut inner = self.memory.lock();

@@ -10,7 +10,7 @@ use crate::memory::Buffer;
 use crate::stored::{Layout, Stored};
 use crate::{Error, Result, Runtime};
 
-/// How the numbers of a state are laid out. Those of records are f32, those of paged kinds as [`Stored`] says.
+/// How the numbers of a state are laid out. Those of paged kinds are as [`Stored`] says, all others f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateKind {
     /// Paged attention keys: `[blocks, heads, dim, BLOCK]`, so that a tile of scores needs no horizontal sums. They may
@@ -36,6 +36,12 @@ pub enum StateKind {
         /// What lies behind each record: `[depth, inputs]`.
         log: Log,
     },
+    /// What the tokens of a step leave to a later step: `[units, cols]`, unit `t` from token `t` of the last step that
+    /// wrote.
+    Carry {
+        /// Numbers of a token.
+        cols: usize,
+    },
 }
 
 /// The log of a record: what tokens brought that are not, or not yet, put into it. See [`RowInput`](crate::RowInput).
@@ -58,21 +64,27 @@ impl StateKind {
         Self::Slots { len, log: Log::NONE }
     }
 
-    /// Numbers in one block or slot.
+    /// Numbers in one block, or of one slot or token.
     pub const fn unit(self) -> usize {
         match self {
             Self::Keys { heads, dim } | Self::Values { heads, dim } => heads * dim * BLOCK,
             Self::Slots { len, log } => len.saturating_add(log.inputs.saturating_mul(log.depth)),
+            Self::Carry { cols } => cols,
         }
     }
 
-    /// Bytes of one block of numbers of this type, or of one slot.
+    /// Whether block tables lead to its blocks.
+    pub const fn is_paged(self) -> bool {
+        matches!(self, Self::Keys { .. } | Self::Values { .. })
+    }
+
+    /// Bytes of one block of numbers of this type, or of one slot or token.
     pub const fn unit_bytes(self, stored: Stored) -> usize {
         match self {
             Self::Keys { heads, dim } | Self::Values { heads, dim } => {
                 heads.saturating_mul(BLOCK * stored.bytes(dim))
             }
-            Self::Slots { .. } => self.unit().saturating_mul(4),
+            Self::Slots { .. } | Self::Carry { .. } => self.unit().saturating_mul(4),
         }
     }
 }
@@ -84,13 +96,13 @@ pub struct StateRef {
     pub buffer: BufferId,
     /// Its layout.
     pub kind: StateKind,
-    /// Which block table leads to its blocks (unused for slots).
+    /// Which block table leads to its blocks (unused unless it is paged).
     pub table: usize,
-    /// Blocks or slots.
+    /// Blocks, slots, or tokens that carry.
     pub units: usize,
     /// Tokens that share one entry of a paged state.
     pub every: usize,
-    /// The type of its numbers: f32 for slots.
+    /// The type of its numbers: f32 unless it is paged.
     pub stored: Stored,
 }
 
@@ -98,6 +110,14 @@ impl StateRef {
     /// Bytes of one block or slot. They hold all there is of it, so a block is copied as one range of bytes.
     pub const fn unit_bytes(self) -> usize {
         self.kind.unit_bytes(self.stored)
+    }
+
+    /// Numbers that a token carries, or what is wrong.
+    pub(crate) fn carried(self) -> std::result::Result<usize, String> {
+        match self.kind {
+            StateKind::Carry { cols } => Ok(cols),
+            kind => Err(format!("the state is {kind:?}, wants what tokens carry")),
+        }
     }
 }
 
@@ -108,7 +128,7 @@ pub struct State {
 }
 
 impl State {
-    /// Zeroed state of `units` blocks or slots, in f32. Paged kinds are addressed through block table `table`.
+    /// Zeroed state of `units` blocks, slots or tokens, in f32. Paged kinds are addressed through block table `table`.
     ///
     /// # Errors
     /// The object limit or the device's memory is reached.
@@ -129,8 +149,8 @@ impl State {
         every: usize,
         stored: Stored,
     ) -> Result<Self> {
-        if matches!(kind, StateKind::Slots { .. }) && stored != Stored::F32 {
-            let what = format!("records are f32, not {}: only paged states can be", stored.name());
+        if !kind.is_paged() && stored != Stored::F32 {
+            let what = format!("{kind:?} is f32, not {}: only paged states can be", stored.name());
             return Err(Error::Device(what));
         }
         let bytes = units.saturating_mul(kind.unit_bytes(stored));

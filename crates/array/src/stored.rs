@@ -118,7 +118,7 @@ impl Layout {
         match kind {
             StateKind::Keys { heads, dim } => Some((heads, Self { stored, dim, keys: true })),
             StateKind::Values { heads, dim } => Some((heads, Self { stored, dim, keys: false })),
-            StateKind::Slots { .. } => None,
+            StateKind::Slots { .. } | StateKind::Carry { .. } => None,
         }
     }
 

@@ -30,6 +30,16 @@ pub struct WeightRef {
     pub kind: WeightKind,
 }
 
+impl WeightRef {
+    /// How many numbers a vector has.
+    pub(crate) fn vector(self) -> std::result::Result<usize, String> {
+        match self.kind {
+            WeightKind::Vector { len } => Ok(len),
+            WeightKind::Matrix(spec) => Err(format!("wants a vector, has a matrix {spec:?}")),
+        }
+    }
+}
+
 /// A weight. Clones share the memory (a tied embedding is one weight).
 #[derive(Clone)]
 pub struct Weight {

@@ -42,6 +42,7 @@ table! {
     Embed: cases::embed, 0.0;
     RopeTable: cases::rope_table, 1e-6;
     PositionScale: cases::position_scale, 1e-6;
+    Carried: cases::carry, 0.0;
     Columns: cases::columns, 0.0;
     Concat: cases::concat, 0.0;
     TakeOutputs: cases::take_outputs, 0.0;
@@ -62,6 +63,7 @@ table! {
     HyperOut: hyper::mix_out, 1e-6;
     Rope: cases::rope, 2e-6;
     WriteKv: cases::write_kv, 0.0;
+    Carry: cases::carry, 0.0;
     Attention: compressed::attention, 1e-5;
     Select: compressed::select, 0.0;
     Pool: compressed::pool, 1e-5;
@@ -86,7 +88,7 @@ fn run(case: Case, (seed, stored): (u64, Stored), options: CpuOptions) -> Outcom
     let mut rig =
         Rig::new(Runtime::new(Box::new(device), Limits::default()), Rng::new(seed), stored);
     let model = case(&mut rig);
-    let Rig { mut rt, mut rng, states, .. } = rig;
+    let Rig { mut rt, mut rng, states, adapters, .. } = rig;
     rt.prepare(&model, &script_keys(), WIDTHS).unwrap();
 
     let rows = rng.int(1, MOST_ROWS);
@@ -100,7 +102,8 @@ fn run(case: Case, (seed, stored): (u64, Stored), options: CpuOptions) -> Outcom
     let mut numbers = Vec::new();
     for step in script {
         let key = drafts::key(&step);
-        let rows: Vec<_> = step.into_iter().map(|draft| draft.row).collect();
+        let mut rows: Vec<_> = step.into_iter().map(|draft| draft.row).collect();
+        rows.iter_mut().for_each(|row| row.adapter = row.slot as usize % (adapters + 1));
         let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
         let cols = rt.result_cols(key);
         let result = common::run_step(&mut rt, key, &rows, tokens * cols).unwrap();

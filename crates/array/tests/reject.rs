@@ -4,8 +4,9 @@ mod common;
 
 use common::{net, null, one, run_step, spec, token};
 use longrun_array::{
-    AttentionSpec, DecayCurve, Delta, DeltaHeads, Error, ExpertsUp, Format, Head, Key, Map,
-    MatrixSpec, Outputs, Runtime, Scoring, State, StateKind, Step, TABLES, Wanted, Weight,
+    AttentionSpec, DecayCurve, Delta, DeltaHeads, Error, ExpertsUp, Format, Head, Key, LowRank,
+    LowRankSpec, Map, MatrixSpec, Outputs, Runtime, Scoring, State, StateKind, Step, TABLES,
+    Wanted, Weight,
 };
 
 /// A runtime with one weight and state of each kind.
@@ -15,11 +16,15 @@ struct Rig {
     matrix: Weight,
     stack: Weight,
     vector: Weight,
+    beside: LowRank,
     keys: State,
     values: State,
     slots: State,
     /// In a block table that no step has.
     lost: State,
+    carried: State,
+    /// Without a unit.
+    nobody: State,
 }
 
 fn matrix(rt: &Runtime, spec: MatrixSpec) -> Weight {
@@ -39,10 +44,13 @@ impl Rig {
             matrix: matrix(&rt, spec(Format::F32, 1, 5, 8)),
             stack: matrix(&rt, spec(Format::F32, 4, 5, COLS)),
             vector: Weight::vector(&rt, "vector", &[0.0; 5]).unwrap(),
+            beside: LowRank::new(&rt, LowRankSpec { slots: 2, rank: 3, rows: 5, cols: 7 }).unwrap(),
             keys: state(StateKind::Keys { heads: 3, dim: 4 }),
             values: state(StateKind::Values { heads: 3, dim: 4 }),
             slots: state(StateKind::slots(7)),
             lost: State::new(&rt, StateKind::Keys { heads: 1, dim: 4 }, 3, TABLES).unwrap(),
+            carried: state(StateKind::Carry { cols: COLS }),
+            nobody: State::new(&rt, StateKind::Carry { cols: COLS }, 0, 0).unwrap(),
             rt,
         }
     }
@@ -77,6 +85,7 @@ fn a_wrong_step_is_refused_with_the_line_that_wrote_it() {
     refused("linear", line!(), "wants a matrix, has a vector of 5", |r, s| { let _ = x(r, s).linear(&r.vector, None); });
     refused("linear", line!(), "wants a vector, has a matrix", |r, s| { let _ = x(r, s).columns(0, 8).linear(&r.matrix, Some(&r.matrix)); });
     refused("linear", line!(), "a stack of experts", |r, s| { let _ = x(r, s).linear(&r.stack, None); });
+    refused("linear", line!(), "low-rank matrices for [5, 7] beside [5, 8]", |r, s| { let _ = x(r, s).columns(0, 8).linear_beside(&r.matrix, None, &r.beside); });
     refused("embed", line!(), "a stack of experts", |r, s| { let _ = s.ids().embed(&r.stack, 1.0); });
     refused("embed", line!(), "wants a matrix", |r, s| { let _ = s.ids().embed(&r.vector, 1.0); });
     refused("embed", line!(), "another step input", |r, s| { let _ = s.positions().embed(&r.table, 1.0); });
@@ -99,6 +108,12 @@ fn a_wrong_step_is_refused_with_the_line_that_wrote_it() {
     refused("write_kv", line!(), "wants a paged state", |r, s| { let _ = s.open(&r.slots).write(x(r, s)); });
     refused("write_kv", line!(), "x has 5 columns, the state wants 12", |r, s| { let _ = s.open(&r.keys).write(x(r, s).columns(0, 5)); });
     refused("write_kv", line!(), "wants all tokens", |r, s| { let _ = s.open(&r.keys).write(x(r, s).take_outputs()); });
+    refused("write_kv", line!(), "wants a paged state", |r, s| { let _ = s.open(&r.carried).write(x(r, s)); });
+    refused("carried", line!(), "wants what tokens carry", |r, s| { let _ = s.carried(&s.open(&r.slots)); });
+    refused("carry", line!(), "wants what tokens carry", |r, s| { let _ = s.open(&r.keys).carry(x(r, s)); });
+    refused("carry", line!(), "x has 5 columns, the state wants 12", |r, s| { let _ = s.open(&r.carried).carry(x(r, s).columns(0, 5)); });
+    refused("carry", line!(), "wants all tokens", |r, s| { let _ = s.open(&r.carried).carry(x(r, s).take_outputs()); });
+    refused("carry", line!(), "1 tokens, the state has 0 units", |r, s| { let _ = s.open(&r.nobody).carry(x(r, s)); });
     refused("attention", line!(), "wants keys and values, has", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.slots), SPEC); });
     refused("attention", line!(), "4 heads over 3", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.values), WIDER); });
     refused("attention", line!(), "a softcap of Some(0.0)", |r, s| { let _ = x(r, s).attend(&s.open(&r.keys), &s.open(&r.values), AttentionSpec { softcap: Some(0.0), ..SPEC }); });
@@ -172,6 +187,18 @@ fn wrong_inputs_are_refused_with_their_numbers() {
     inputs_refused("is too large", &[token(0, usize::MAX)]);
     let long = [vec![0; 3], vec![], vec![], vec![]];
     inputs_refused("table 0 has 3 entries, room is 2", &[Row { tables: long, ..row(0) }]);
+}
+
+#[test]
+fn units_that_nobody_carries_are_refused() {
+    let mut rt = null();
+    let state = State::new(&rt, StateKind::Carry { cols: 4 }, 20, 0).unwrap();
+    let write = |step: Step<'_>| step.emit(step.carried(&step.open(&state)).take_outputs());
+    rt.prepare(&net(write), &[one()], [0; TABLES]).unwrap();
+    // The first unit of a row is its past, as tests have it.
+    run_step(&mut rt, one(), &[token(1, 19)], 4).unwrap();
+    let error = run_step(&mut rt, one(), &[token(1, 20)], 4).unwrap_err().to_string();
+    assert!(error.contains("21 carried tokens, there are 20"), "{error}");
 }
 
 #[test]

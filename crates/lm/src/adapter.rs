@@ -7,6 +7,7 @@
 
 mod mlx;
 mod peft;
+mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -17,15 +18,30 @@ use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use twox_hash::XxHash3_128;
 
 use longrun_array::format::Format;
 
 use crate::error::{Error, Result};
+pub(crate) use slots::Slots;
 
 /// The most bytes of an adapter's settings.
 const MOST_CONFIG: u64 = 4 << 20;
 /// The most bytes of its matrices.
 const MOST_WEIGHTS: u64 = 16 << 30;
+
+/// How many adapters rows may choose between, and how large they may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Adapters {
+    /// Adapters at the same time; with 0 there is no room, and nothing is computed or kept for any.
+    pub slots: usize,
+    /// The largest rank.
+    pub rank: usize,
+}
+
+/// What an adapter is told by: a hash of its matrices. 0 stands for no adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Identity(pub(crate) u128);
 
 /// Two small matrices: a layer's result grows by `b (a x)`.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,6 +80,16 @@ impl Delta {
         Ok(())
     }
 
+    /// All that it is, for a hash.
+    pub(crate) fn hash_into(&self, hasher: &mut XxHash3_128) {
+        [self.rank, self.rows, self.cols]
+            .iter()
+            .for_each(|n| hasher.write(&(*n as u64).to_le_bytes()));
+        for numbers in [&self.a, &self.b] {
+            numbers.iter().for_each(|x| hasher.write(&x.to_le_bytes()));
+        }
+    }
+
     /// # Errors
     /// A weight of `shape` is not the one that this was made for.
     pub(crate) fn check(&self, shape: [usize; 2]) -> Result<()> {
@@ -95,6 +121,11 @@ impl Adapter {
         let source = path.display().to_string();
         let deltas = Self::read(path).map_err(|e| e.at(&source))?;
         Ok(Self { source, deltas })
+    }
+
+    /// The largest rank of its matrices.
+    pub fn rank(&self) -> usize {
+        self.deltas.values().map(|delta| delta.rank).max().unwrap_or(0)
     }
 
     fn read(folder: &Path) -> Result<BTreeMap<String, Delta>> {
@@ -129,6 +160,17 @@ impl Adapter {
             true => Err(Error::file("it has no matrices").at(name)),
             false => Ok(deltas),
         }
+    }
+
+    /// What it is told by: the same matrices beside the same layers, whatever the folder and the layout.
+    pub fn identity(&self) -> Identity {
+        let mut hasher = XxHash3_128::new();
+        for (name, delta) in &self.deltas {
+            hasher.write(&(name.len() as u64).to_le_bytes());
+            hasher.write(name.as_bytes());
+            delta.hash_into(&mut hasher);
+        }
+        Identity(hasher.finish_128().max(1))
     }
 
     /// What is added to the tensor `name` of a checkpoint.

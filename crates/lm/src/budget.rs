@@ -20,6 +20,8 @@ pub struct Memory {
 pub struct Parts {
     /// The model.
     pub weights: usize,
+    /// Room for adapters that rows choose.
+    pub adapters: usize,
     /// Temporaries, and inputs and outputs of steps.
     pub steps: usize,
     /// Records and windows of rows.
@@ -33,7 +35,7 @@ pub struct Parts {
 impl Parts {
     /// All of it.
     pub const fn total(&self) -> usize {
-        self.weights + self.steps + self.rows + self.tokens + self.snapshots
+        self.weights + self.adapters + self.steps + self.rows + self.tokens + self.snapshots
     }
 
     /// The parts of caches that were made for `room`.
@@ -41,20 +43,22 @@ impl Parts {
         let snapshots = spec.bytes(room) - spec.bytes(Room { snapshots: 0, ..room });
         let rows = spec.fixed_bytes(room);
         let tokens = spec.bytes(room) - snapshots - rows;
-        Self { weights, steps, rows, tokens, snapshots }
+        Self { weights, adapters: 0, steps, rows, tokens, snapshots }
     }
 }
 
-/// The most snapshots, where they take no memory of their own.
+/// The most snapshots, where nobody says how many are of use.
 const MOST_SNAPSHOTS: usize = 4096;
 
 /// The room for `rows` rows, `context` and `chunk` as `room` has them, with as many tokens and snapshots as fit into
-/// `memory` beside what is `taken`. Half of what rows leave goes to snapshots, if those take memory of their own.
+/// `memory` beside what is `taken`. Half of what rows leave goes to snapshots, if those take memory of their own,
+/// up to as many as `room` has, if it has any.
 ///
 /// # Errors
 /// [`Kind::Limit`], with the numbers, if one text of the whole context does not fit.
 pub fn divide(spec: &CacheSpec, room: Room, memory: Memory, taken: usize) -> Result<Room> {
     let left = memory.bytes.saturating_sub(taken);
+    let limit = if room.snapshots == 0 { MOST_SNAPSHOTS } else { room.snapshots };
     let base = Room { tokens: 0, snapshots: 0, ..room };
     let room = if spec.bytes(base) <= left {
         base
@@ -69,11 +73,11 @@ pub fn divide(spec: &CacheSpec, room: Room, memory: Memory, taken: usize) -> Res
     let each = spec.bytes(Room { snapshots: 1, ..room }) - spec.bytes(room);
     let grows = spec.bytes(Room { tokens: room.context * 2, ..room }) > spec.bytes(room);
     let share = if grows { rest / 2 } else { rest };
-    let snapshots = share.checked_div(each).unwrap_or(MOST_SNAPSHOTS).min(MOST_SNAPSHOTS);
+    let snapshots = share.checked_div(each).unwrap_or(limit).min(limit);
     let room = with_tokens(spec, Room { snapshots, ..room }, left);
     // What tokens have no use for is for more snapshots.
     let more = (left - spec.bytes(room)).checked_div(each).unwrap_or(0);
-    let snapshots = (snapshots + more).min(MOST_SNAPSHOTS);
+    let snapshots = (snapshots + more).min(limit);
     Ok(with_tokens(spec, Room { snapshots, ..room }, left))
 }
 
@@ -102,7 +106,7 @@ fn too_small(spec: &CacheSpec, base: Room, memory: Memory, taken: usize, fits: u
     let mib = |bytes: usize| bytes.div_ceil(1 << 20);
     let need = spec.bytes(base);
     let what = format!(
-        "{} MiB of memory do not hold {} rows and one text of {} tokens: weights and steps take {} MiB, caches {} MiB",
+        "{} MiB of memory do not hold {} rows and one text of {} tokens: weights, adapters, steps take {} MiB, caches {}",
         memory.bytes >> 20,
         base.rows,
         base.context,
@@ -146,15 +150,17 @@ mod tests {
         #[test]
         fn a_room_fits_and_one_more_of_anything_does_not(
             spec in 0usize..5, rows in 1usize..9, context in 32usize..2000, taken in 0usize..50_000,
-            bytes in 0usize..30_000_000, shorten in prop::bool::ANY
+            bytes in 0usize..30_000_000, shorten in prop::bool::ANY,
+            limit in 0usize..40
         ) {
             let spec = &specs()[spec];
-            let room = Room { rows, context, tokens: 0, chunk: 32, snapshots: 0, drafts: 0 };
+            let room = Room { rows, context, tokens: 0, chunk: 32, snapshots: limit, drafts: 0 };
             let memory = Memory { bytes, shorten };
             match divide(spec, room, memory, taken) {
                 Ok(room) => {
                     prop_assert!(spec.bytes(room) + taken <= bytes);
                     prop_assert!(room.context == context || shorten);
+                    prop_assert!(limit == 0 || room.snapshots <= limit);
                     prop_assert_eq!(Parts::of(spec, room, taken, 0).total(), spec.bytes(room) + taken);
                     let useful = room.context * (rows + room.snapshots);
                     let more = Room { tokens: room.tokens + 32, ..room };
@@ -162,7 +168,8 @@ mod tests {
                 }
                 Err(error) => {
                     prop_assert_eq!(error.kind(), Kind::Limit);
-                    let least = Room { context: if shorten { 1 } else { context }, ..room };
+                    let context = if shorten { 1 } else { context };
+                    let least = Room { context, snapshots: 0, ..room };
                     prop_assert!(spec.bytes(least) + taken > bytes, "{error}");
                 }
             }

@@ -3,13 +3,18 @@
 //! Owns the runtime. Everything that reads tokens goes through [`Executor::run`]: generating, checking against
 //! reference vectors, soaking. It knows no text, no sampling and no order of service.
 
+mod adapters;
+mod mtp;
 mod units;
+
+use std::cell::RefCell;
 
 use longrun_array::{
     BLOCK, Device, Head, IN_FLIGHT, InputLayout, Inputs, Key, Limits, Outputs, Record, RowInput,
     Rows, Runtime, Step, Stored, Tag, Usage, Wanted,
 };
 
+use crate::adapter::{Adapters, Slots};
 use crate::budget::{Memory, Parts, divide};
 use crate::cache::{self, CacheSpec, Caches, Copied, Pools, Room, Sequence, Snapshot};
 use crate::config::Config;
@@ -17,6 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::models::{self, Model};
 use crate::rope::RopeSpec;
 use crate::weights::{Progress, Source};
+pub use mtp::MtpSpan;
 pub use units::Fingerprint;
 pub(crate) use units::Unit;
 
@@ -40,20 +46,27 @@ pub struct Setup {
     pub room: Room,
     /// Logits for every token may be wanted.
     pub per_token: bool,
+    /// Results are last hidden states, behind the last norm, and not logits: for embeddings.
+    pub hidden: bool,
+    /// The checkpoint's head that guesses further tokens is loaded, see [`Executor::run_mtp`].
+    pub mtp: bool,
     /// Limits of the runtime.
     pub limits: Limits,
     /// The type of keys and values.
     pub kv: Stored,
-    /// What everything on the device may take. Then the numbers of tokens and snapshots of `room` are not what is asked
-    /// for but what fits.
+    /// Room for adapters that rows choose.
+    pub adapters: Adapters,
+    /// What everything on the device may take. Then the numbers of tokens and snapshots of `room` are what fits; as many
+    /// snapshots as were asked for, unless that is 0, are the most.
     pub memory: Option<Memory>,
 }
 
 impl Setup {
-    /// A room as it is, keys and values in f32, logits for the last token of a row.
+    /// A room as it is, keys and values in f32, logits for the last token of a row, no adapters.
     pub fn new(room: Room) -> Self {
-        let (limits, kv) = (Limits::default(), Stored::F32);
-        Self { room, per_token: false, limits, kv, memory: None }
+        let (limits, kv, adapters) = (Limits::default(), Stored::F32, Adapters::default());
+        let (per_token, hidden, mtp) = (false, false, false);
+        Self { room, per_token, hidden, mtp, limits, kv, adapters, memory: None }
     }
 }
 
@@ -83,12 +96,18 @@ pub struct Executor {
     runtime: Runtime,
     bound: Bound,
     inputs: Inputs,
-    logits: Vec<f32>,
+    /// Logits or hidden states: `[results, cols]`.
+    results: Vec<f32>,
+    cols: usize,
     vocab: usize,
     rope: RopeSpec,
+    head: Head,
     per_token: bool,
+    /// There is a head that guesses further tokens.
+    mtp: bool,
     parts: Parts,
     fingerprint: Fingerprint,
+    slots: Slots,
 }
 
 impl Executor {
@@ -105,10 +124,13 @@ impl Executor {
     ) -> Result<Self> {
         let mut runtime = Runtime::new(device, setup.limits);
         let room = clamp(setup.room)?;
-        let (model, seen) = models::load(&runtime, config, source, progress)?;
-        let weights = runtime.usage().live.bytes;
+        let slots = RefCell::new(Slots::new(setup.adapters)?);
+        let (model, seen) =
+            models::load_with(&runtime, config, source, &slots, progress, setup.mtp)?;
+        let (slots, weights) = (slots.into_inner(), runtime.usage().live.bytes);
         let spec = model.caches().stored_as(setup.kv);
-        let keys = keys(room, setup.per_token);
+        let head = if setup.hidden { Head::Hidden } else { Head::Logits };
+        let keys = keys(room, head, setup.per_token, setup.mtp);
         // Plans have to be made once to know what steps take.
         let trial = Room { context: room.context.min(BLOCK), tokens: 0, snapshots: 0, ..room };
         let (bound, room) = match setup.memory {
@@ -123,13 +145,28 @@ impl Executor {
             }
         };
         runtime.prepare(&bound, &keys, bound.pools.widths())?;
-        let parts = Parts::of(&spec, room, weights, step_bytes(&runtime));
+        let (all, adapters) =
+            (Parts::of(&spec, room, weights, step_bytes(&runtime)), slots.bytes());
+        let parts = Parts { weights: weights - adapters, adapters, ..all };
         let inputs = runtime.inputs();
         let rows = keys.iter().map(|k| k.output_capacity()).max().unwrap_or(0);
-        let logits = vec![0.0; rows * config.vocab];
-        let fingerprint = Fingerprint::new(&runtime, config, seen, &spec, &bound.caches);
-        let (vocab, rope, per_token) = (config.vocab, config.rope.clone(), setup.per_token);
-        Ok(Self { runtime, bound, inputs, logits, vocab, rope, per_token, parts, fingerprint })
+        let cols = if setup.hidden { config.hidden } else { config.vocab };
+        let widest = if setup.mtp { cols.max(config.vocab) } else { cols };
+        Ok(Self {
+            fingerprint: Fingerprint::new(&runtime, config, seen, &spec, &bound.caches),
+            runtime,
+            bound,
+            inputs,
+            results: vec![0.0; rows * widest],
+            cols,
+            vocab: config.vocab,
+            rope: config.rope.clone(),
+            head,
+            per_token: setup.per_token,
+            mtp: setup.mtp,
+            parts,
+            slots,
+        })
     }
 
     /// Where the bytes of the device go. It never changes.
@@ -147,6 +184,7 @@ impl Executor {
 
     /// Takes a sequence's place back.
     pub fn release(&mut self, seq: Sequence) {
+        self.slots.give_back(seq.adapter);
         self.bound.pools.release(seq);
     }
 
@@ -264,13 +302,18 @@ impl Executor {
         &mut self.runtime
     }
 
+    /// Whether results are logits, and not hidden states.
+    pub fn gives_logits(&self) -> bool {
+        self.head == Head::Logits
+    }
+
     /// Ids in the vocabulary.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
 
-    /// Runs one step and moves each sequence forward. Gives the wanted logits, `[results, vocab]`, row after row, for
-    /// the caller to change as it likes until the next step.
+    /// Runs one step and moves each sequence forward. Gives the wanted logits, `[results, vocab]`, or hidden states,
+    /// `[results, hidden]`, row after row, for the caller to change as it likes until the next step.
     ///
     /// # Errors
     /// The rows don't fit the room, or the step fails; sequences then stay where they were.
@@ -281,9 +324,8 @@ impl Executor {
             Wanted::Last => 1,
             Wanted::All => s.ids.len(),
         });
-        let key = fit(tokens, spans.len(), results.sum(), self.per_token).ok_or_else(|| {
-            Error::usage(format!("{tokens} tokens in {} rows do not fit one step", spans.len()))
-        })?;
+        let key = fit(tokens, spans.len(), results.sum(), self.head, self.per_token);
+        let key = key.ok_or_else(|| too_large(tokens, spans.len()))?;
         self.inputs.begin(key);
         for span in spans.iter_mut() {
             let confirmed = confirmed(span, self.bound.pools.room().drafts)?;
@@ -298,20 +340,32 @@ impl Executor {
                 logged: span.seq.logged,
                 confirmed,
                 slot: span.seq.slot,
+                adapter: span.seq.adapter,
                 wanted: span.wanted,
                 stretch: span.seq.stretch,
+                carried: 0,
                 tables: span.seq.used_tables(),
             })?;
         }
-        let ticket = self.runtime.launch(&self.inputs)?;
-        let results = &mut self.logits[..self.inputs.results() * self.vocab];
-        self.runtime.wait(ticket, results)?;
+        let count = self.launch(self.cols)?;
         for span in spans.iter_mut() {
             span.seq.past += span.ids.len();
             span.seq.logged = span.drafts;
         }
-        Ok(results)
+        Ok(&mut self.results[..count])
     }
+
+    /// Runs the step that `inputs` has; gives how many numbers its results of `cols` columns have.
+    fn launch(&mut self, cols: usize) -> Result<usize> {
+        let count = self.inputs.results() * cols;
+        let ticket = self.runtime.launch(&self.inputs)?;
+        self.runtime.wait(ticket, &mut self.results[..count])?;
+        Ok(count)
+    }
+}
+
+fn too_large(tokens: usize, rows: usize) -> Error {
+    Error::usage(format!("{tokens} tokens in {rows} rows do not fit one step"))
 }
 
 /// How many of a row's drafts and tokens can't turn out wrong any more.
@@ -326,14 +380,14 @@ fn confirmed(span: &Span<'_>, most: usize) -> Result<usize> {
 
 /// The key of a step. Unless results for every token were prepared, a few of them take the place of rows: a result for
 /// each token of a large step is a lot of memory.
-fn fit(tokens: usize, rows: usize, results: usize, per_token: bool) -> Option<Key> {
+fn fit(tokens: usize, rows: usize, results: usize, head: Head, per_token: bool) -> Option<Key> {
     let (rows, outputs) = match results {
         0 => (rows, Outputs::None),
         n if n <= rows => (rows, Outputs::PerRow),
         n if n <= Key::MOST.1 && !per_token => (n, Outputs::PerRow),
         _ => (rows, Outputs::PerToken),
     };
-    Key::fit(tokens, rows, outputs, Head::Logits)
+    Key::fit(tokens, rows, outputs, head)
 }
 
 /// Tokens of all sequences together at most: their block numbers take memory on the host.
@@ -375,23 +429,19 @@ fn clamp(room: Room) -> Result<Room> {
     Ok(Room { chunk, drafts, ..room })
 }
 
-/// The most tokens of a step: a chunk for one row, and for each of the others a token with its drafts.
-pub(crate) fn step_tokens(room: Room) -> usize {
-    let each = 1 + room.drafts;
-    (room.chunk.max(each) + (room.rows - 1) * each).min(Key::MOST.0)
-}
-
 /// Every key that steps of this room can have.
-fn keys(room: Room, per_token: bool) -> Vec<Key> {
-    let (each, most) = (1 + room.drafts, step_tokens(room));
+fn keys(room: Room, head: Head, per_token: bool, mtp: bool) -> Vec<Key> {
+    let (each, most) = (1 + room.drafts, room.step_tokens());
     let mut keys: Vec<Key> = Vec::new();
     for (tokens, rows) in (1..=most).flat_map(|t| (1..=room.rows.min(t)).map(move |r| (t, r))) {
         let results = if per_token { tokens } else { (rows * each).min(tokens) };
         let steps = Rows::ALL.map(|r| r.capacity().min(results));
         for results in [0, rows, results].into_iter().chain(steps) {
-            let key = fit(tokens, rows, results, per_token);
+            let key = fit(tokens, rows, results, head, per_token);
             keys.extend(key.filter(|k| !keys.contains(k)));
         }
+        let key = mtp::key(tokens, rows).filter(|k| mtp && !keys.contains(k));
+        keys.extend(key);
     }
     keys
 }

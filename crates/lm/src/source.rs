@@ -33,7 +33,7 @@ pub struct ModelSource {
     checkpoint: Option<Checkpoint>,
     /// Its shape.
     pub config: Config,
-    /// Absent for tiny models, and for checkpoints without one.
+    /// Absent for tiny models, unless they read text, and for checkpoints without one.
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// Absent where the model has none.
     pub template: Option<ChatTemplate>,
@@ -54,12 +54,21 @@ impl ModelSource {
             ModelName::Embedded(files) => Checkpoint::from_embedded(files)?,
             ModelName::Tiny(family, shape) => {
                 let config = Config::loose(&tiny::config(family, shape)?)?;
-                let (defaults, eos) = (Defaults::default(), Arc::from([]));
-                let (checkpoint, tokenizer, template) = (None, None, None);
-                return Ok(Self { checkpoint, config, tokenizer, template, defaults, eos });
+                return Self::tiny(config, shape);
             }
         };
         Self::from_checkpoint(checkpoint)
+    }
+
+    fn tiny(config: Config, shape: TinyShape) -> Result<Self> {
+        let (checkpoint, defaults) = (None, Defaults::default());
+        let (tokenizer, template, eos) = if shape.text {
+            let (tokenizer, template, end) = tiny::text()?;
+            (Some(Arc::new(tokenizer)), Some(template), Arc::from([end]))
+        } else {
+            (None, None, Arc::from([]))
+        };
+        Ok(Self { checkpoint, config, tokenizer, template, defaults, eos })
     }
 
     fn from_checkpoint(checkpoint: Checkpoint) -> Result<Self> {

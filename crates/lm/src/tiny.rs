@@ -2,10 +2,13 @@
 //!
 //! Owns the shapes. The weights come from the same loading code as a checkpoint's.
 
+mod text;
+
 use serde_json::{Value, json};
 
 use crate::config::{Config, Family};
 use crate::error::{Error, Result};
+use crate::text::{ChatTemplate, Tokenizer};
 
 /// Shape flags; `None` is the family's default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,6 +23,16 @@ pub struct TinyShape {
     pub hidden: Option<usize>,
     /// No recurrent layers.
     pub attention_only: bool,
+    /// It reads and writes text: a vocabulary of bytes and of the marks of ChatML.
+    pub text: bool,
+}
+
+/// The tokenizer, the template and the end of a text of tiny models that read text.
+///
+/// # Errors
+/// There is none: what is built in is sound.
+pub fn text() -> Result<(Tokenizer, ChatTemplate, u32)> {
+    Ok((text::tokenizer()?, text::template()?, text::END))
 }
 
 /// The config of a tiny model, in the words of a `config.json`.
@@ -45,6 +58,9 @@ pub fn config(family: &str, shape: TinyShape) -> Result<Value> {
     if family == "ministral3" {
         config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0,
             "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1});
+    }
+    if shape.text {
+        config["vocab_size"] = text::VOCAB.into();
     }
     if shape.attention_only {
         config["layer_types"] = vec!["full_attention"; layers].into();

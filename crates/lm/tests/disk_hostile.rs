@@ -144,12 +144,12 @@ fn numbers_of_what_is_not_there_are_damage() {
     sum(&mut more, manifest);
     let ignored = bench.load(&more).ignored;
     assert_eq!((ignored[0].snapshots, &ignored[0].why), (None, &Why::Damaged));
-    // The first block of the first snapshot, behind counts of both sections, its length, log, stretch and ids; the number
-    // is the first that is none.
+    // The first block of the first snapshot, behind counts of both sections, its length, log, stretch, adapter and ids;
+    // the number is the first that is none.
     let length = word(&store, MANIFEST + 12) as usize;
     let mut beyond = store.clone();
     let units = word(&store, MANIFEST + 4);
-    beyond[MANIFEST + 24 + 4 * length..][..4].copy_from_slice(&units.to_le_bytes());
+    beyond[MANIFEST + 40 + 4 * length..][..4].copy_from_slice(&units.to_le_bytes());
     sum(&mut beyond, manifest);
     let loaded = bench.load(&beyond);
     // Where the manifest is wrong nothing behind it is believed.
@@ -165,6 +165,16 @@ fn numbers_of_what_is_not_there_are_damage() {
     assert_eq!((loaded.snapshots, loaded.ignored.len()), (bench.snapshots - 1, 1));
     assert_eq!((loaded.ignored[0].snapshots, &loaded.ignored[0].why), (Some(1), &Why::Damaged));
     bench.clear();
+    // Any bit of an adapter makes it one that no slot has.
+    for bit in 0..128 {
+        let mut adapted = store.clone();
+        adapted[MANIFEST + 24 + bit / 8] ^= 1 << (bit % 8);
+        sum(&mut adapted, manifest);
+        let loaded = bench.load(&adapted);
+        assert_eq!((loaded.snapshots, loaded.ignored.len()), (bench.snapshots - 1, 1));
+        assert_eq!((loaded.ignored[0].snapshots, &loaded.ignored[0].why), (Some(1), &Why::Adapter));
+        bench.clear();
+    }
 }
 
 /// Whoever writes a checksum can write anything: what is said of lengths and places is checked all the same.

@@ -180,7 +180,7 @@ fn load(folder: &Scratch) -> longrun_lm::error::Result<()> {
     let config = Config::new(checkpoint.config())?;
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
     let runtime = Runtime::new(Box::new(device), Limits::default());
-    models::load(&runtime, &config, Source::Checkpoint(&checkpoint), &|_, _| {}).map(|_| ())
+    models::load(&runtime, &config, Source::Checkpoint(&checkpoint), &|_, _| {}, false).map(|_| ())
 }
 
 #[test]

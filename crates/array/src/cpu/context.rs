@@ -10,6 +10,7 @@ use super::view::{Mat, MatMut};
 use crate::device::{BufferId, MatrixSpec};
 use crate::dims::Axis;
 use crate::inputs::Ragged;
+use crate::low_rank::LowRankRef;
 use crate::op::Id;
 use crate::plan::{Place, Plan};
 use crate::state::{StateKind, StateRef};
@@ -190,13 +191,26 @@ impl<'a> Context<'a> {
         (spec, self.buffer(w.buffer).bytes())
     }
 
+    /// Low-rank matrices, all slots of them.
+    pub(crate) fn low_rank(&self, l: LowRankRef) -> &'a [f32] {
+        self.buffer(l.buffer).numbers()
+    }
+
+    /// The token that row `i` of a tensor stands for.
+    pub(crate) fn token(&self, axis: Axis, i: usize) -> usize {
+        match axis {
+            Axis::Tokens => i,
+            Axis::Outputs => self.b.out_token[i] as usize,
+        }
+    }
+
     /// A state.
     pub(crate) fn state(&self, s: StateRef) -> StateMem {
         let unit = s.unit_bytes();
         assert!(self.buffer(s.buffer).len() >= s.units * unit);
         let (record, inputs) = match s.kind {
             StateKind::Slots { len, log } => (len, log.inputs),
-            StateKind::Keys { .. } | StateKind::Values { .. } => (0, 0),
+            StateKind::Keys { .. } | StateKind::Values { .. } | StateKind::Carry { .. } => (0, 0),
         };
         let ptr = self.addresses[s.buffer.0 as usize];
         StateMem { ptr, unit, units: s.units, record, inputs }

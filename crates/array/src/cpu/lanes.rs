@@ -8,18 +8,21 @@ pub(crate) use crate::matmul::Isa;
 /// Defines `fn name(isa, args..)`: the body is compiled once plain and once for each instruction set that can be
 /// found at run time.
 macro_rules! per_isa {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+    ) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name(isa: $crate::cpu::lanes::Isa, $($arg: $ty),*) {
+        $vis fn $name(isa: $crate::cpu::lanes::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            fn body($($arg: $ty),*) $body
+            fn body($($arg: $ty),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-                fn avx512($($arg: $ty),*) { body($($arg),*) }
+                fn avx512($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
                 #[target_feature(enable = "avx2,fma")]
-                fn avx2($($arg: $ty),*) { body($($arg),*) }
+                fn avx2($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
                 match isa.0 {
                     // SAFETY: an `Isa` is only made where the processor has it.
                     $crate::matmul::Kind::Avx512 => return unsafe { avx512($($arg),*) },

@@ -4,13 +4,14 @@ use super::attention::{self, Spec};
 use super::context::Context;
 use super::hyper::Mixing;
 use super::linear::{Routed, UpWeights};
+use super::low_rank::Pairs;
 use super::ops::{Norm, Turns};
 use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs};
 use super::route::Router;
 use super::select::{Indexer, Pooled};
 use super::ssm::Scan;
 use super::view::{Mat, MatMut};
-use super::{hyper, linear, ops, recurrent, reference, route, select, ssm};
+use super::{carry, hyper, linear, low_rank, ops, recurrent, reference, route, select, ssm};
 use crate::op::{Op, RopeHeads};
 
 /// Runs every operation of the plan in order. `plain` takes the reference kernels; `result` is the output buffer.
@@ -23,6 +24,7 @@ pub(super) fn run(c: &Context<'_>, plain: bool, result: usize) {
         }
         match c.plan.nodes[node].op {
             Op::WriteKv { x, state } => attention::write_kv(c, c.get(x), state),
+            Op::Carry { x, state } => carry::carry(c, c.get(x), state),
             Op::Emit { x } => emit(c, c.get(x), result),
             _ => {}
         }
@@ -70,7 +72,8 @@ impl<'a> Context<'a> {
 fn run_fast(c: &Context<'_>, node: usize) {
     let op = c.plan.nodes[node].op;
     match op {
-        Op::Columns { .. } | Op::WriteKv { .. } | Op::Emit { .. } => {}
+        Op::Columns { .. } | Op::WriteKv { .. } | Op::Carry { .. } | Op::Emit { .. } => {}
+        Op::Carried { state } => carry::carried(c, state, &c.out(node)),
         Op::Embed { table, scale } => linear::embed(c, table, scale, &c.out(node)),
         Op::RopeTable { freq, scale, every, stretch } => {
             let turns = Turns { freq: c.vector(freq), scale, every, stretch };
@@ -102,7 +105,7 @@ fn run_fast(c: &Context<'_>, node: usize) {
         Op::Linear { .. }
         | Op::GroupedLinear { .. }
         | Op::ExpertsUp { .. }
-        | Op::ExpertsDown { .. } => run_matrix(c, node),
+        | Op::ExpertsDown { .. } => run_matrix(c, node, false),
         Op::Rope { x, table, dim, start, interleaved, inverse } => {
             let heads = RopeHeads { dim, start, interleaved, inverse };
             ops::rope(c, c.get(x), c.get(table), heads, &c.out(node));
@@ -120,13 +123,21 @@ fn run_fast(c: &Context<'_>, node: usize) {
     }
 }
 
-/// Matrices: their plain twin is chosen inside.
-fn run_matrix(c: &Context<'_>, node: usize) {
+/// Matrices: their plain twin is chosen inside; `plain` is for what is added beside them.
+fn run_matrix(c: &Context<'_>, node: usize, plain: bool) {
     let out = &c.out(node);
     let routed = |x, routing| Routed { x: c.get(x), routing: c.get(routing), node };
     match c.plan.nodes[node].op {
-        Op::Linear { x, weight, bias } => {
+        Op::Linear { x, weight, bias, low_rank } => {
             linear::linear(c, c.get(x), weight, bias.map(|b| c.vector(b)), node, out);
+            if let Some(l) = low_rank {
+                let pairs = Pairs::new(c, l, c.plan.place(x).shape.rows);
+                if plain {
+                    reference::low_rank(c.get(x), pairs, out);
+                } else {
+                    low_rank::add(c, c.get(x), pairs, node, out);
+                }
+            }
         }
         Op::GroupedLinear { x, weight } => {
             linear::grouped_linear(c, c.get(x), weight, node, out);
@@ -234,17 +245,13 @@ fn run_plain(c: &Context<'_>, node: usize) {
     match op {
         Op::Add { a, b } => reference::add(c.get(a), c.get(b), &c.out(node)),
         Op::Apply { x, f } => reference::apply(f, c.get(x), &c.out(node)),
-        Op::Gate { gate, x, f } => {
-            let (g, x) = (c.get(gate), c.get(x));
-            let at = |j: usize| if g.cols == 1 { 0 } else { j };
-            reference::fill(&c.out(node), |i, j| reference::glu(f, g.row(i)[at(j)], x.row(i)[j]));
-        }
+        Op::Gate { gate, x, f } => reference::gate(f, c.get(gate), c.get(x), &c.out(node)),
         Op::RopeTable { freq, scale, every, stretch } => {
             let turns = Turns { freq: c.vector(freq), scale, every, stretch };
             reference::rope_table(c, turns, &c.out(node));
         }
         Op::PositionScale { beta, every } => {
-            reference::position_scale(c.b.positions, beta, every, &c.out(node));
+            reference::position_scale(c, beta, every, &c.out(node))
         }
         Op::RmsNorm { x, weight, group, eps } => {
             let norm = Norm { weight: c.vector(weight), group, eps };
@@ -275,16 +282,18 @@ fn run_plain(c: &Context<'_>, node: usize) {
         | Op::Decay { .. }
         | Op::DeltaRule { .. }
         | Op::Ssm { .. } => run_stateful(c, node, true),
+        Op::Linear { .. } => run_matrix(c, node, true),
         // Copies, and matrices.
         Op::Columns { .. }
         | Op::Concat { .. }
         | Op::TakeOutputs { .. }
         | Op::Embed { .. }
-        | Op::Linear { .. }
+        | Op::Carried { .. }
         | Op::GroupedLinear { .. }
         | Op::ExpertsUp { .. }
         | Op::ExpertsDown { .. }
         | Op::WriteKv { .. }
+        | Op::Carry { .. }
         | Op::Emit { .. } => run_fast(c, node),
     }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::context::Context;
 use super::lanes::Isa;
+use super::low_rank;
 use super::ops::{glu, map};
 use super::pool::Pool;
 use super::view::{Mat, MatMut, share};
@@ -86,8 +87,10 @@ fn quantises(spec: &MatrixSpec, exact: bool) -> bool {
     !exact && spec.format.quantises_activations()
 }
 
-/// Scratch of a node: its activations in 8 bits, if it quantises them.
+/// Scratch of a node: its activations in 8 bits, if it quantises them; after the product, what is between the low-rank
+/// matrices beside it.
 pub(super) fn scratch_bytes(plan: &Plan, node: usize, rows: usize, exact: bool) -> usize {
+    let beside = low_rank::scratch_bytes(plan.nodes[node].op.low_rank(), rows);
     let (weight, per_row) = match plan.nodes[node].op {
         Op::Linear { weight, .. } => (weight, 1),
         Op::ExpertsUp { up, .. } => (up, 1),
@@ -100,9 +103,9 @@ pub(super) fn scratch_bytes(plan: &Plan, node: usize, rows: usize, exact: bool) 
     };
     match weight.kind {
         WeightKind::Matrix(spec) if quantises(&spec, exact) => {
-            rows * per_row * quantized_row_bytes(spec.cols)
+            beside.max(rows * per_row * quantized_row_bytes(spec.cols))
         }
-        _ => 0,
+        _ => beside,
     }
 }
 

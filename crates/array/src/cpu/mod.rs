@@ -6,11 +6,13 @@
 //! prompt is cut, not on threads.
 
 mod attention;
+mod carry;
 mod context;
 mod hyper;
 pub(crate) mod lanes;
 mod launch;
 mod linear;
+mod low_rank;
 mod memory;
 mod ops;
 mod paged;

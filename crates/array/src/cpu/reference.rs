@@ -4,6 +4,7 @@
 
 use super::context::Context;
 use super::context::StateMem;
+use super::low_rank::Pairs;
 use super::ops::{Norm, Turns};
 use super::record::{Row, log};
 use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs, joined, parts};
@@ -87,6 +88,20 @@ pub(super) fn unit_norm(x: Mat<'_>, (n, eps, scale): (usize, f32, f32), out: &Ma
     });
 }
 
+pub(super) fn low_rank(x: Mat<'_>, pairs: Pairs<'_>, out: &MatMut<'_>) {
+    for i in 0..out.rows {
+        let Some(pair) = pairs.of(i) else { continue };
+        for j in 0..out.cols {
+            let added = (0..pair.rank).map(|r| {
+                let hidden: f32 = pair.a(r).iter().zip(x.row(i)).map(|(a, x)| a * x).sum();
+                pair.b(r)[j] * hidden
+            });
+            // SAFETY: one thread, one number at a time.
+            unsafe { out.piece(i, j, 1)[0] += added.sum::<f32>() };
+        }
+    }
+}
+
 pub(super) fn rope_table(c: &Context<'_>, turns: Turns<'_>, out: &MatMut<'_>) {
     let n = out.cols / 2;
     fill(out, |t, j| {
@@ -97,7 +112,13 @@ pub(super) fn rope_table(c: &Context<'_>, turns: Turns<'_>, out: &MatMut<'_>) {
     });
 }
 
-pub(super) fn position_scale(positions: &[u32], beta: f32, every: usize, out: &MatMut<'_>) {
+pub(super) fn gate(f: Glu, gate: Mat<'_>, x: Mat<'_>, out: &MatMut<'_>) {
+    let at = |j: usize| if gate.cols == 1 { 0 } else { j };
+    fill(out, |i, j| glu(f, gate.row(i)[at(j)], x.row(i)[j]));
+}
+
+pub(super) fn position_scale(c: &Context<'_>, beta: f32, every: usize, out: &MatMut<'_>) {
+    let positions = c.b.positions;
     fill(out, |t, _| 1.0 + beta * (1.0 + (positions[t] as usize / every) as f32).ln());
 }
 

@@ -3,11 +3,14 @@
 //! Every operation has one line of maths here, a plain kernel in `cpu/reference.rs` that is its definition, and
 //! fast kernels beside it. Adding one is adding a variant: the compiler lists the places that then miss it.
 
+mod heads;
 mod shape;
 
+use crate::low_rank::LowRankRef;
 use crate::state::StateRef;
 use crate::weight::WeightRef;
 
+pub use heads::{DeltaHeads, RopeHeads, SsmHeads};
 pub use shape::{MOST_KEY, MOST_SHARED_HEADS, MOST_STREAMS, MOST_TAPS};
 
 /// A tensor of a recorded step, by the place of the node that makes it.
@@ -155,6 +158,8 @@ pub enum Op {
     RopeTable { freq: WeightRef, scale: f32, every: usize, stretch: Stretch },
     /// `1 + beta * ln(1 + floor(positions[t] / every)) -> [T, 1]`
     PositionScale { beta: f32, every: usize },
+    /// What earlier tokens have left, `state[carried[row] + i]` for token `i` of its row -> `[T, cols of state]`.
+    Carried { state: StateRef },
 
     // --- views and rows
     /// `x[:, start..start + cols]`, no copy.
@@ -183,8 +188,9 @@ pub enum Op {
     UnitNorm { x: Id, group: usize, eps: f32, scale: f32 },
 
     // --- matrices
-    /// `x W^T (+ bias) -> [_, rows of W]`
-    Linear { x: Id, weight: WeightRef, bias: Option<WeightRef> },
+    /// `x W^T (+ bias) -> [_, rows of W]`. With `low_rank`, `B_a (A_a x)` is added to what rows of adapter `a` have;
+    /// nothing is touched where `a` is 0 or its slot is empty.
+    Linear { x: Id, weight: WeightRef, bias: Option<WeightRef>, low_rank: Option<LowRankRef> },
     /// Group `g` of the columns by matrix `g` of a stack -> `[_, groups * rows]`
     GroupedLinear { x: Id, weight: WeightRef },
     /// The `k` experts a token -> `[T, 2k]`: their weights, then their numbers. The best by score plus `bias`, best
@@ -230,6 +236,8 @@ pub enum Op {
     /// Writes row `t` to its position's place in paged `state`. Where a state has an entry for each `every` tokens, the
     /// last of them writes it.
     WriteKv { x: Id, state: StateRef },
+    /// Leaves row `t` to later steps: `state[t] = x[t]`.
+    Carry { x: Id, state: StateRef },
     /// Softmax attention of `heads` query heads over the row's positions up to its own, at most `window` of them; with
     /// `entries`, also over the entries of whole groups of tokens up to its own, which are their own values. `chosen`
     /// leaves only these entries, or without entries only these positions. A sink is one more score without a value.
@@ -287,57 +295,6 @@ pub enum Op {
     Emit { x: Id },
 }
 
-/// Which columns of each head turn, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RopeHeads {
-    /// Columns of a head.
-    pub dim: usize,
-    /// The first that turns.
-    pub start: usize,
-    /// Pairs are `(2i, 2i + 1)`.
-    pub interleaved: bool,
-    /// Backwards.
-    pub inverse: bool,
-}
-
-/// The head counts and sizes of a delta rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeltaHeads {
-    /// Key heads.
-    pub hk: usize,
-    /// Value heads, a multiple of `hk`.
-    pub hv: usize,
-    /// Numbers of a key head.
-    pub dk: usize,
-    /// Numbers of a value head.
-    pub dv: usize,
-}
-
-/// The head counts and sizes of a selective scan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SsmHeads {
-    /// Heads.
-    pub heads: usize,
-    /// Groups of heads that share `b` and `c`.
-    pub groups: usize,
-    /// Numbers of a head of `x`.
-    pub dim: usize,
-    /// Numbers of `b` and `c`.
-    pub state: usize,
-}
-
-impl DeltaHeads {
-    /// Columns of all keys (or queries).
-    pub const fn keys(&self) -> usize {
-        self.hk * self.dk
-    }
-
-    /// Columns of all values.
-    pub const fn values(&self) -> usize {
-        self.hv * self.dv
-    }
-}
-
 /// What an operation does besides making a tensor. Effects are roots: they happen in their step, read or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -356,6 +313,7 @@ impl Op {
             Self::Embed { .. } => "embed",
             Self::RopeTable { .. } => "rope_table",
             Self::PositionScale { .. } => "position_scale",
+            Self::Carried { .. } => "carried",
             Self::Columns { .. } => "columns",
             Self::Concat { .. } => "concat",
             Self::TakeOutputs { .. } => "take_outputs",
@@ -376,6 +334,7 @@ impl Op {
             Self::HyperOut { .. } => "hyper_out",
             Self::Rope { .. } => "rope",
             Self::WriteKv { .. } => "write_kv",
+            Self::Carry { .. } => "carry",
             Self::Attention { .. } => "attention",
             Self::Select { .. } => "select",
             Self::Pool { .. } => "pool",
@@ -402,7 +361,10 @@ impl Op {
     /// Visits the tensors it reads, so that they can be renamed.
     pub(crate) fn each_read(&mut self, mut f: impl FnMut(&mut Id)) {
         match self {
-            Self::Embed { .. } | Self::RopeTable { .. } | Self::PositionScale { .. } => {}
+            Self::Embed { .. }
+            | Self::RopeTable { .. }
+            | Self::PositionScale { .. }
+            | Self::Carried { .. } => {}
             Self::Columns { x, .. }
             | Self::TakeOutputs { x }
             | Self::Apply { x, .. }
@@ -414,6 +376,7 @@ impl Op {
             | Self::Route { logits: x, .. }
             | Self::HyperWeights { z: x, .. }
             | Self::WriteKv { x, .. }
+            | Self::Carry { x, .. }
             | Self::Conv { x, .. }
             | Self::Decay { x, .. }
             | Self::Emit { x } => f(x),
@@ -465,6 +428,14 @@ impl Op {
         refs.into_iter().flatten()
     }
 
+    /// The low-rank matrices it reads.
+    pub const fn low_rank(&self) -> Option<LowRankRef> {
+        match *self {
+            Self::Linear { low_rank, .. } => low_rank,
+            _ => None,
+        }
+    }
+
     /// The states it reads or writes.
     pub fn states(&self) -> impl Iterator<Item = StateRef> {
         let refs = match *self {
@@ -475,7 +446,7 @@ impl Op {
                 };
                 [Some(keys), values, entries]
             }
-            Self::Select { keys, .. } => [Some(keys), None, None],
+            Self::Select { keys: state, .. } | Self::Carried { state } => [Some(state), None, None],
             other => match other.effect() {
                 Effect::Writes(state) => [Some(state), None, None],
                 Effect::Pure | Effect::Emits => [None; 3],
@@ -488,6 +459,7 @@ impl Op {
     pub const fn effect(&self) -> Effect {
         match *self {
             Self::WriteKv { state, .. }
+            | Self::Carry { state, .. }
             | Self::Pool { state, .. }
             | Self::Conv { state, .. }
             | Self::Decay { state, .. }

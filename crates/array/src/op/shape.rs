@@ -32,6 +32,11 @@ impl Op {
                 write_kv(of(x), state)?;
                 return Ok(None);
             }
+            Self::Carry { x, state } => {
+                let (has, wants) = (tokens(of(x))?.cols, state.carried()?);
+                ensure(has == wants, || format!("x has {has} columns, the state wants {wants}"))?;
+                return Ok(None);
+            }
             Self::Emit { .. } => return Ok(None),
             Self::Attention { .. } | Self::Select { .. } | Self::Pool { .. } => {
                 self.attention_shape(of)?
@@ -56,7 +61,7 @@ impl Op {
         match *self {
             Self::Embed { table, .. } => Ok(Shape::tokens(plain_matrix(table)?.cols)),
             Self::RopeTable { freq, every, stretch, .. } => {
-                let n = vector(freq)?;
+                let n = freq.vector()?;
                 let sets = if stretch == Stretch::Choice { 2 } else { 1 };
                 ensure(n.is_multiple_of(sets), || format!("{n} frequencies in {sets} sets"))?;
                 ensure(every > 0, || "positions in steps of 0".into())?;
@@ -66,6 +71,7 @@ impl Op {
                 ensure(every > 0, || "positions in steps of 0".into())?;
                 Ok(Shape::tokens(1))
             }
+            Self::Carried { state } => Ok(Shape::tokens(state.carried()?)),
             Self::Columns { x, start, cols } => {
                 let s = of(x);
                 let end = start.saturating_add(cols);
@@ -93,7 +99,7 @@ impl Op {
                 norm(same(of(x), of(gate))?, weight, group)
             }
             Self::LayerNorm { x, weight, bias, .. } => {
-                let (s, w, b) = (of(x), vector(weight)?, vector(bias)?);
+                let (s, w, b) = (of(x), weight.vector()?, bias.vector()?);
                 ensure(w == b, || format!("a weight of {w} and a bias of {b}"))?;
                 groups(s, w)
             }
@@ -112,7 +118,11 @@ impl Op {
 
     fn matrix_shape(&self, of: &impl Fn(Id) -> Shape) -> Checked {
         match *self {
-            Self::Linear { x, weight, bias } => linear(of(x), weight, bias),
+            Self::Linear { x, weight, bias, low_rank } => {
+                let s = linear(of(x), weight, bias)?;
+                low_rank.map_or(Ok(()), |l| l.check([s.cols, of(x).cols]))?;
+                Ok(s)
+            }
             Self::GroupedLinear { x, weight } => {
                 let (s, m) = (of(x), matrix(weight)?);
                 ensure(s.cols == m.experts * m.cols, || {
@@ -160,12 +170,12 @@ impl Op {
         };
         ensure(k > 0 && k <= s.cols, || format!("{k} of {} experts", s.cols))?;
         for each in bias.into_iter().chain(gain) {
-            let len = vector(each)?;
+            let len = each.vector()?;
             ensure(len == s.cols, || format!("a vector of {len}, {} experts", s.cols))?;
         }
         if let Some(table) = table {
             tokens(s)?;
-            let len = vector(table)?;
+            let len = table.vector()?;
             ensure(len.is_multiple_of(k), || format!("a table of {len} for {k} experts"))?;
         }
         if let Some(Groups { count, keep }) = scoring.groups {
@@ -182,13 +192,13 @@ impl Op {
         match *self {
             Self::Conv { x, taps, bias, state, .. } => {
                 let s = conv(tokens(of(x))?, taps, state)?;
-                let len = bias.map_or(Ok(s.cols), vector)?;
+                let len = bias.map_or(Ok(s.cols), WeightRef::vector)?;
                 ensure(len == s.cols, || format!("a bias of {len} for {} columns", s.cols))?;
                 Ok(s)
             }
             Self::Decay { x, neg_a, bias, state, .. } => {
                 let s = tokens(of(x))?;
-                let (a, b) = (vector(neg_a)?, vector(bias)?);
+                let (a, b) = (neg_a.vector()?, bias.vector()?);
                 slots(state, 2 * s.cols, s.cols)?;
                 ensure(a == s.cols && b == s.cols, || {
                     format!("x has {} columns, weights {a} and {b}", s.cols)
@@ -249,7 +259,7 @@ impl Op {
             }
             Self::Pool { x, gate, bias, state, every, overlap } => {
                 let s = tokens(same(of(x), of(gate))?)?;
-                let len = vector(bias)?;
+                let len = bias.vector()?;
                 ensure(every > 0 && len == every * s.cols, || {
                     format!("a bias of {len} for {every} times {} columns", s.cols)
                 })?;
@@ -298,7 +308,7 @@ impl Op {
         })?;
         ensure(window != Some(0), || "a window of 0".into())?;
         ensure(softcap.is_none_or(|c| c > 0.0), || format!("a softcap of {softcap:?}"))?;
-        let sinks = sinks.map_or(Ok(heads), vector)?;
+        let sinks = sinks.map_or(Ok(heads), WeightRef::vector)?;
         ensure(sinks == heads, || format!("{sinks} sinks for {heads} heads"))?;
         Ok(Shape { cols: heads * dv, ..q })
     }
@@ -306,7 +316,7 @@ impl Op {
     fn hyper_shape(&self, of: &impl Fn(Id) -> Shape) -> Checked {
         match *self {
             Self::HyperWeights { z, scale, base, n, .. } => {
-                let (s, scales, bases) = (of(z), vector(scale)?, vector(base)?);
+                let (s, scales, bases) = (of(z), scale.vector()?, base.vector()?);
                 let all = 2 * n + n * n;
                 let fits = (s.cols == all && scales == 3) || (s.cols == n && scales == 1);
                 ensure(n > 0 && n <= MOST_STREAMS && fits && bases == s.cols, || {
@@ -340,7 +350,7 @@ impl Op {
 fn gathered(keys: StateRef, values: Values) -> usize {
     let dim = |kind| match kind {
         StateKind::Keys { dim, .. } | StateKind::Values { dim, .. } => dim,
-        StateKind::Slots { .. } => 0,
+        StateKind::Slots { .. } | StateKind::Carry { .. } => 0,
     };
     let own = match values {
         Values::Of(values) => dim(values.kind),
@@ -381,7 +391,7 @@ fn ranks(x: Shape, routing: Shape) -> Result<usize, String> {
 }
 
 fn expert_bias(bias: WeightRef, m: MatrixSpec) -> Result<(), String> {
-    let (len, want) = (vector(bias)?, m.experts * m.rows);
+    let (len, want) = (bias.vector()?, m.experts * m.rows);
     ensure(len == want, || format!("a bias of {len}, experts want {want}"))
 }
 
@@ -399,7 +409,7 @@ fn groups(s: Shape, group: usize) -> Checked {
 
 /// A weight of one group serves all; a longer one is several groups, again and again.
 fn norm(s: Shape, weight: WeightRef, group: usize) -> Checked {
-    let len = vector(weight)?;
+    let len = weight.vector()?;
     let whole = group > 0 && len > 0 && len.is_multiple_of(group);
     ensure(whole, || format!("groups of {group} with a weight of {len}"))?;
     groups(s, len)
@@ -409,22 +419,21 @@ fn linear(s: Shape, weight: WeightRef, bias: Option<WeightRef>) -> Checked {
     let m = plain_matrix(weight)?;
     ensure(s.cols == m.cols, || format!("x has {} columns, the matrix wants {}", s.cols, m.cols))?;
     if let Some(bias) = bias {
-        let len = vector(bias)?;
+        let len = bias.vector()?;
         ensure(len == m.rows, || format!("a bias of {len} for {} rows", m.rows))?;
     }
     Ok(Shape { cols: m.rows, ..s })
 }
 
 fn write_kv(x: Shape, state: StateRef) -> Result<(), String> {
-    let paged = !matches!(state.kind, StateKind::Slots { .. });
-    ensure(paged, || "wants a paged state".into())?;
+    ensure(state.kind.is_paged(), || "wants a paged state".into())?;
     let unit = state.kind.unit() / BLOCK;
     let cols = tokens(x)?.cols;
     ensure(cols == unit, || format!("x has {cols} columns, the state wants {unit}"))
 }
 
 fn conv(x: Shape, taps: WeightRef, state: StateRef) -> Checked {
-    let taps = vector(taps)?;
+    let taps = taps.vector()?;
     ensure(taps.is_multiple_of(x.cols) && taps >= x.cols, || {
         format!("{taps} taps for {} columns", x.cols)
     })?;
@@ -453,7 +462,7 @@ fn ssm(args: [Shape; 4], weights: [WeightRef; 3], state: StateRef, heads: SsmHea
     ensure(cols == want, || format!("columns {cols:?}, wants {want:?}"))?;
     ensure(groups > 0 && n.is_multiple_of(groups), || format!("{n} heads in {groups} groups"))?;
     for weight in weights {
-        let len = vector(weight)?;
+        let len = weight.vector()?;
         ensure(len == n, || format!("a weight of {len} for {n} heads"))?;
     }
     slots(state, n * len * dim, cols[0] + cols[1] + cols[3])?;
@@ -464,7 +473,7 @@ fn ssm(args: [Shape; 4], weights: [WeightRef; 3], state: StateRef, heads: SsmHea
 fn slots(state: StateRef, want: usize, brings: usize) -> Result<(), String> {
     let fits = match state.kind {
         StateKind::Slots { len, log } => len == want && (log.depth == 0 || log.inputs == brings),
-        StateKind::Keys { .. } | StateKind::Values { .. } => false,
+        StateKind::Keys { .. } | StateKind::Values { .. } | StateKind::Carry { .. } => false,
     };
     ensure(fits, || {
         let kind = state.kind;
@@ -483,11 +492,4 @@ fn plain_matrix(w: WeightRef) -> Result<MatrixSpec, String> {
     let m = matrix(w)?;
     ensure(m.experts == 1, || "a stack of experts is not one matrix".into())?;
     Ok(m)
-}
-
-fn vector(w: WeightRef) -> Result<usize, String> {
-    match w.kind {
-        WeightKind::Vector { len } => Ok(len),
-        WeightKind::Matrix(spec) => Err(format!("wants a vector, has a matrix {spec:?}")),
-    }
 }

@@ -132,6 +132,13 @@ impl<'s> Step<'s> {
         Version { state: state.r, brand: PhantomData }
     }
 
+    /// What tokens of an earlier step have left in `state`: those that each row's
+    /// [`RowInput::carried`](crate::RowInput::carried) begins with, `[T, cols]`.
+    #[track_caller]
+    pub fn carried(self, state: &Version<'s>) -> Tensor<'s> {
+        self.push(Op::Carried { state: state.state })
+    }
+
     /// Makes `x` the result of the step, which has one at most. Without wanted results this does nothing, and what
     /// leads here is dead code.
     #[track_caller]
@@ -221,6 +228,18 @@ impl<'s> Version<'s> {
     #[track_caller]
     pub fn write(self, x: Tensor<'s>) -> Self {
         let _ = x.step.push(Op::WriteKv { x: x.id, state: self.state });
+        self
+    }
+
+    /// Leaves each token's row to later steps: `x: [T, cols]`, to a state with a unit for each token of the step.
+    #[track_caller]
+    pub fn carry(self, x: Tensor<'s>) -> Self {
+        let (tokens, units) = (x.step.key.tokens.capacity(), self.state.units);
+        if tokens > units {
+            let what = format!("{tokens} tokens, the state has {units} units");
+            x.step.recording.borrow_mut().fail("carry", what);
+        }
+        let _ = x.step.push(Op::Carry { x: x.id, state: self.state });
         self
     }
 }

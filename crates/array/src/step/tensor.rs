@@ -3,6 +3,7 @@
 //! Owns the arguments as models write them. A method checks nothing itself: the shape rules do.
 
 use super::{Step, Tensor, Version};
+use crate::low_rank::LowRank;
 use crate::op::{
     Chosen, DecayCurve, DeltaHeads, Glu, Map, Op, RopeHeads, Scoring, SsmHeads, Values,
 };
@@ -109,7 +110,15 @@ impl<'s> Tensor<'s> {
     /// `x W^T (+ bias)`
     #[track_caller]
     pub fn linear(self, weight: &Weight, bias: Option<&Weight>) -> Self {
-        self.step.push(Op::Linear { x: self.id, weight: weight.r, bias: bias.map(|b| b.r) })
+        let (x, weight, bias) = (self.id, weight.r, bias.map(|b| b.r));
+        self.step.push(Op::Linear { x, weight, bias, low_rank: None })
+    }
+
+    /// `x W^T (+ bias)`, and for each row what the adapter that it names has in `low_rank`.
+    #[track_caller]
+    pub fn linear_beside(self, weight: &Weight, bias: Option<&Weight>, low_rank: &LowRank) -> Self {
+        let (x, weight, bias) = (self.id, weight.r, bias.map(|b| b.r));
+        self.step.push(Op::Linear { x, weight, bias, low_rank: Some(low_rank.r) })
     }
 
     /// Group `g` of the columns by matrix `g` of the stack `weight`.

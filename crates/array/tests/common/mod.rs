@@ -149,16 +149,22 @@ pub struct Row {
     /// How many of the logged tokens and these stay out of the records, from the end on.
     pub drafts: usize,
     pub slot: u32,
+    pub adapter: usize,
     pub wanted: Wanted,
     pub tables: [Vec<u32>; TABLES],
 }
 
 impl Row {
     pub fn input(&self) -> RowInput<'_> {
-        let Self { ref ids, past, logged, drafts, slot, wanted, ref tables } = *self;
+        let Self { ref ids, past, logged, drafts, slot, adapter, wanted, ref tables } = *self;
         let confirmed = (logged + ids.len()).wrapping_sub(drafts);
         let tables = std::array::from_fn(|i| &tables[i][..]);
-        RowInput { ids, past, logged, confirmed, slot, wanted, stretch: 1.0, tables }
+        let (stretch, carried) = (1.0, past % MOST_CARRIED);
+        #[rustfmt::skip]
+        let input = RowInput {
+            ids, past, logged, confirmed, slot, adapter, wanted, stretch, carried, tables,
+        };
+        input
     }
 }
 
@@ -186,11 +192,14 @@ pub fn one() -> Key {
 /// A row of one token without tables.
 pub fn token(id: u32, past: usize) -> Row {
     let tables = std::array::from_fn(|_| Vec::new());
-    Row { ids: vec![id], past, logged: 0, drafts: 0, slot: 0, wanted: Wanted::Last, tables }
+    let ids = vec![id];
+    Row { ids, past, logged: 0, drafts: 0, slot: 0, adapter: 0, wanted: Wanted::Last, tables }
 }
 
 /// Rows (of a table, of tokens) that scripts draw ids from.
 pub const IDS: usize = 97;
+/// A row's first token reads a unit of carried numbers below this.
+pub const MOST_CARRIED: usize = 40;
 /// Records in slot states.
 pub const SLOTS: usize = 8;
 /// Sequences in a script, at most.
@@ -214,7 +223,8 @@ impl Sequence {
     /// The row that reads tokens `from..to`.
     pub fn row(&self, from: usize, to: usize) -> Row {
         let (slot, tables, ids) = (self.slot, self.tables.clone(), self.ids[from..to].to_vec());
-        Row { ids, past: from, logged: 0, drafts: 0, slot, wanted: Wanted::All, tables }
+        let (past, wanted) = (from, Wanted::All);
+        Row { ids, past, logged: 0, drafts: 0, slot, adapter: 0, wanted, tables }
     }
 }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use longrun_array::{
-    ExpertsUp, Format, Glu, Map, Record, RopeHeads, Runtime, Score, Scoring, State, StateKind,
-    Step, Stored, Tensor, Weight,
+    ExpertsUp, Format, Glu, LowRank, LowRankSpec, Map, Record, RopeHeads, Runtime, Score, Scoring,
+    State, StateKind, Step, Stored, Tensor, Weight,
 };
 
-use crate::common::{IDS, MOST_ROWS, Rng, WIDTHS, random_matrix, spec};
+use crate::common::{IDS, MOST_CARRIED, MOST_ROWS, Rng, WIDTHS, random_matrix, spec};
 
 /// Where a case makes its weights and states.
 pub(crate) struct Rig {
@@ -17,6 +17,8 @@ pub(crate) struct Rig {
     pub(crate) stored: Stored,
     /// All states, to be compared after the last step.
     pub(crate) states: Vec<Arc<State>>,
+    /// Slots of low-rank matrices, which rows take in turn.
+    pub(crate) adapters: usize,
 }
 
 /// Makes the step of a case.
@@ -48,7 +50,7 @@ const MAPS: [Map; 6] =
 
 impl Rig {
     pub(crate) fn new(rt: Runtime, rng: Rng, stored: Stored) -> Self {
-        Self { rt, rng, stored, states: Vec::new() }
+        Self { rt, rng, stored, states: Vec::new(), adapters: 0 }
     }
 
     pub(crate) fn matrix(
@@ -70,9 +72,21 @@ impl Rig {
         Weight::vector(&self.rt, "vector", &self.rng.floats(len, low, high)).unwrap()
     }
 
+    /// Random pairs of random ranks; the second slot is empty.
+    pub(crate) fn low_rank(&mut self, rows: usize, cols: usize) -> LowRank {
+        let (slots, rank) = (3, self.rng.int(1, 20));
+        let beside = LowRank::new(&self.rt, LowRankSpec { slots, rank, rows, cols }).unwrap();
+        for slot in [1, 3] {
+            let rank = self.rng.int(1, rank);
+            let [a, b] = [rank * cols, rank * rows].map(|n| self.rng.floats(n, -0.5, 0.5));
+            beside.write(&mut self.rt, slot, &a, &b).unwrap();
+        }
+        self.adapters = slots;
+        beside
+    }
+
     pub(crate) fn state(&mut self, kind: StateKind, units: usize, table: usize) -> Arc<State> {
-        let record = matches!(kind, StateKind::Slots { .. });
-        let stored = if record { Stored::F32 } else { self.stored };
+        let stored = if kind.is_paged() { self.stored } else { Stored::F32 };
         let state = State::entries(&self.rt, kind, units, table, 1, stored);
         let state = Arc::new(state.unwrap());
         self.states.push(state.clone());
@@ -233,9 +247,12 @@ pub(crate) fn linear(rig: &mut Rig) -> Model {
     let (with, without) =
         (rig.matrix(Format::F32, 1, rows, cols), rig.matrix(Format::BF16, 1, rows, cols));
     let bias = rig.vector(rows, -1.0, 1.0);
+    let beside = [0; 2].map(|_| rig.low_rank(rows, cols));
     model(move |step| {
         let x = step.ids().embed(&table, 1.0);
-        x.linear(&with, Some(&bias)) + x.linear(&without, None)
+        // Rows of tokens, and rows of results.
+        let y = x.linear_beside(&with, Some(&bias), &beside[0]).take_outputs();
+        y + x.take_outputs().linear_beside(&without, None, &beside[1])
     })
 }
 
@@ -293,6 +310,19 @@ pub(crate) fn rope(rig: &mut Rig) -> Model {
         };
         let ends = [at(still, false, true), at(still, true, true), at(still / 2, true, false)];
         sum([x.rope(turns, dim, false), x.rope(turns, dim, true)].into_iter().chain(ends))
+    })
+}
+
+/// Reads what the last step has left, and leaves something else.
+pub(crate) fn carry(rig: &mut Rig) -> Model {
+    let cols = rig.rng.int(1, 70);
+    let table = rig.table(cols);
+    let state = rig.state(StateKind::Carry { cols }, 256 + MOST_CARRIED, 0);
+    model(move |step| {
+        let state = step.open(&state);
+        let (x, before) = (step.ids().embed(&table, 1.7), step.carried(&state));
+        let _ = state.carry(x + before.apply(Map::Scale(0.5)));
+        before
     })
 }
 

@@ -1,14 +1,16 @@
 //! Caches: what sequences keep on the device between steps, as pools that are made once.
 //!
-//! Owns the states (keys and values in blocks, recurrent records in slots) and what a model asks for; `pools.rs` has the
-//! free lists and a sequence's place in them, `blocks.rs` one free list.
+//! Owns the states (keys and values in blocks, recurrent records in slots, what tokens leave to the next step) and what a
+//! model asks for; `pools.rs` has the free lists and a sequence's place in them, `blocks.rs` one free list.
 
 mod blocks;
 mod pools;
 #[cfg(test)]
 mod tests;
 
-use longrun_array::{BLOCK, Log, Runtime, State, StateKind, Step, Stored, TABLES, Version};
+use longrun_array::{
+    BLOCK, Key, Log, Runtime, State, StateKind, Step, Stored, TABLES, Tokens, Version,
+};
 
 use crate::error::{Error, Result};
 pub(crate) use pools::{Copied, Facts};
@@ -39,6 +41,8 @@ struct Paged {
 pub struct CacheSpec {
     paged: Vec<Paged>,
     records: Vec<Record>,
+    /// Numbers that each token of a step leaves to the next step.
+    carried: Option<usize>,
     kv: Stored,
 }
 
@@ -113,7 +117,8 @@ impl CacheSpec {
         paged.into_iter().map(|(_, bytes)| bytes).fold(records, usize::saturating_add)
     }
 
-    /// Of these, what rows take however long their texts are: records and windows.
+    /// Of these, what rows take however long their texts are: records and windows, and what their tokens leave to the
+    /// next step.
     pub(crate) fn fixed_bytes(&self, room: Room) -> usize {
         let (paged, records) = self.parts(Room { snapshots: 0, ..room });
         let windows = paged.into_iter().filter(|(p, _)| p.window.is_some());
@@ -136,13 +141,24 @@ impl CacheSpec {
         });
         let slot = |record: &Record| record.kind(room).unit_bytes(Stored::F32);
         let slots = self.records.iter().map(slot).fold(0, usize::saturating_add);
-        (paged.collect(), slots.saturating_mul(pools.slot_count()))
+        let records = slots.saturating_mul(pools.slot_count());
+        (paged.collect(), records.saturating_add(self.carried_bytes(room)))
+    }
+
+    fn carried_bytes(&self, room: Room) -> usize {
+        let bytes = |cols| StateKind::Carry { cols }.unit_bytes(Stored::F32);
+        self.carried.map_or(0, |cols| bytes(cols).saturating_mul(room.units()))
     }
 
     /// A record of `len` numbers for each sequence, for an operation to which a token brings `inputs` numbers.
     pub fn record(&mut self, len: usize, inputs: usize) -> RecordId {
         self.records.push(Record { len, inputs });
         RecordId(self.records.len() - 1)
+    }
+
+    /// `cols` numbers that each token of a step leaves to the next step, whoever's that is. There is one such state.
+    pub fn carry(&mut self, cols: usize) {
+        self.carried = Some(cols);
     }
 }
 
@@ -163,6 +179,21 @@ pub struct Room {
     pub drafts: usize,
 }
 
+impl Room {
+    /// The most tokens of a step: a chunk for one row, and for each of the others a token with its drafts.
+    pub(crate) fn step_tokens(self) -> usize {
+        let each = 1 + self.drafts;
+        (self.chunk.max(each) + (self.rows - 1) * each).min(Key::MOST.0)
+    }
+
+    /// The same in whole steps of the key ladder.
+    fn units(self) -> usize {
+        let tokens = self.step_tokens();
+        let fits = Tokens::ALL.into_iter().map(Tokens::capacity).find(|room| *room >= tokens);
+        fits.unwrap_or(Key::MOST.0)
+    }
+}
+
 /// The caches of one type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheType {
@@ -179,6 +210,7 @@ pub struct Caches {
     types: Vec<CacheType>,
     paged: Vec<State>,
     records: Vec<State>,
+    carried: Option<State>,
 }
 
 impl Caches {
@@ -194,6 +226,12 @@ impl Caches {
         step.open(&self.records[id.0])
     }
 
+    /// Opens what tokens leave to the next step, if they do.
+    #[track_caller]
+    pub(crate) fn carried<'s>(&self, step: Step<'s>) -> Option<Version<'s>> {
+        self.carried.as_ref().map(|state| step.open(state))
+    }
+
     /// The types of paged caches, from the widest to the narrowest, and what a token takes of each. Records are f32
     /// always: what is added to them stays for the rest of the text, and so would its rounding.
     pub fn types(&self) -> &[CacheType] {
@@ -207,7 +245,7 @@ impl Caches {
 
     /// Bytes of all states.
     pub fn bytes(&self) -> usize {
-        self.paged.iter().chain(&self.records).map(State::bytes).sum()
+        self.paged.iter().chain(&self.records).chain(&self.carried).map(State::bytes).sum()
     }
 
     /// What the bytes of each state mean, in words to compare.
@@ -247,7 +285,9 @@ pub fn make(runtime: &Runtime, spec: &CacheSpec, room: Room) -> Result<(Caches, 
     let records = spec.records.iter();
     let records = records.map(|record| State::new(runtime, record.kind(room), slots, 0));
     let records = records.collect::<longrun_array::Result<_>>()?;
-    Ok((Caches { types: types(spec, &paged), paged, records }, pools))
+    let carry = |cols| State::new(runtime, StateKind::Carry { cols }, room.units(), 0);
+    let carried = spec.carried.map(carry).transpose()?;
+    Ok((Caches { types: types(spec, &paged), paged, records, carried }, pools))
 }
 
 fn types(spec: &CacheSpec, states: &[State]) -> Vec<CacheType> {

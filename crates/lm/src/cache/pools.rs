@@ -46,6 +46,8 @@ pub struct Sequence {
     pub(crate) logged: usize,
     /// What its positions are stretched by, from its first token to its last.
     pub stretch: f32,
+    /// The slot of its adapter, from its first token to its last; 0 for none.
+    pub(crate) adapter: usize,
     /// Block tables, one for each pool.
     pub tables: [Vec<u32>; TABLES],
     /// The blocks held in each table, by number in the sequence.
@@ -190,7 +192,8 @@ impl Pools {
         let slot = self.slots.pop().ok_or(all)?;
         self.rows += 1;
         let tables = std::array::from_fn(|i| vec![0; self.blocks.get(i).map_or(0, |p| p.width)]);
-        Ok(Sequence { slot, past: 0, logged: 0, stretch, tables, held: Default::default() })
+        let held = Default::default();
+        Ok(Sequence { slot, past: 0, logged: 0, stretch, adapter: 0, tables, held })
     }
 
     /// Gives everything back.

@@ -6,12 +6,16 @@
 
 mod lookup;
 mod model;
+mod mtp;
 
+use crate::cache::Sequence;
 use crate::error::Result;
+use crate::executor::Executor;
 use crate::sample::{History, Sampler};
 
 pub use lookup::Lookup;
 pub use model::DraftModel;
+pub use mtp::Mtp;
 
 /// One row that wants drafts.
 pub struct Ask<'a> {
@@ -27,6 +31,24 @@ pub struct Ask<'a> {
     pub chooser: Chooser<'a>,
     /// The drafts; empty when asked.
     pub drafts: &'a mut Vec<u32>,
+}
+
+/// What the model has just read of one row.
+pub struct Read<'a> {
+    /// Which row.
+    pub row: u64,
+    /// Its place in the executor's caches. It has read its text up to `seq.past`, where the next token is known already.
+    pub seq: &'a mut Sequence,
+    /// Its text.
+    pub ids: &'a [u32],
+    /// How much of it was read before.
+    pub from: usize,
+    /// How many tokens of other rows stood in the step before its own.
+    pub carried: usize,
+    /// How many drafts it can use next.
+    pub most: usize,
+    /// How it chooses.
+    pub chooser: Chooser<'a>,
 }
 
 /// How a row chooses its tokens, its seed and all.
@@ -55,6 +77,16 @@ pub trait Draft: Send {
     /// # Errors
     /// The drafter can't go on; the engine goes on without it.
     fn draft(&mut self, asks: &mut [Ask<'_>]) -> Result<()>;
+
+    /// Called after each step of the model, before anything else is read: what it has left for the next step is there.
+    /// Does nothing unless told otherwise.
+    ///
+    /// # Errors
+    /// As [`draft`](Self::draft).
+    fn observe(&mut self, exec: &mut Executor, reads: &mut [Read<'_>]) -> Result<()> {
+        let _ = (exec, reads);
+        Ok(())
+    }
 
     /// A row has left: what is held for it goes.
     fn release(&mut self, row: u64);

@@ -8,7 +8,7 @@ use longrun_array::Wanted;
 use super::{Ask, Draft};
 use crate::cache::Sequence;
 use crate::error::{Error, Result};
-use crate::executor::{self, Executor, Span};
+use crate::executor::{Executor, Span};
 
 /// A model that guesses for another one.
 pub struct DraftModel {
@@ -73,7 +73,8 @@ impl DraftModel {
 
     /// Reads what the rows have said since, as much as one step can; a row that is then up to date has its first draft.
     fn catch_up(&mut self, asks: &mut [Ask<'_>]) -> Result<()> {
-        let (mut left, chunk) = (executor::step_tokens(self.exec.room()), self.exec.room().chunk);
+        let room = self.exec.room();
+        let (mut left, chunk) = (room.step_tokens(), room.chunk);
         let (mut rows, mut spans) = (Vec::new(), Vec::new());
         for reader in &mut self.rows {
             let Some(ask) = asks.iter().find(|ask| ask.row == reader.row) else { continue };

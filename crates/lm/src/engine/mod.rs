@@ -32,17 +32,18 @@ mod text;
 use std::collections::VecDeque;
 use std::path::Path;
 
+use crate::adapter::Adapter;
 use crate::cache::Sequence;
-use crate::draft::{Ask, Draft};
+use crate::draft::{Ask, Draft, Read};
 use crate::error::{Error, Result};
-use crate::executor::{self, Executor, Span};
+use crate::executor::{Executor, Span};
 use crate::prefix::disk::{self, Loaded, Saved};
 use crate::prefix::{Miss, Prefixes};
 use crate::schedule::{self, Want};
 
 pub use request::{Event, FinishReason, Mask, Priority, Request, RowId, TokenMask};
 use row::{End, Row};
-pub use service::{Events, Service, Sink, View};
+pub use service::{Events, Looker, Service, Sink, View};
 pub use stats::Stats;
 use text::Text;
 
@@ -72,7 +73,7 @@ impl Engine {
     pub fn new(exec: Executor) -> Self {
         let room = exec.room();
         Self {
-            budget: executor::step_tokens(room),
+            budget: room.step_tokens(),
             exec,
             drafter: None,
             draft_error: None,
@@ -162,12 +163,36 @@ impl Engine {
 
     /// The same under an id that is higher than all before.
     fn submit_as(&mut self, id: RowId, request: Request) -> Result<()> {
+        if !self.exec.gives_logits() {
+            let what = "the executor gives hidden states, an engine needs logits";
+            return Err(Error::usage(what));
+        }
         let vocab = self.exec.vocab();
         request.validate(self.exec.room().context, vocab)?;
+        self.exec.check_adapter(request.adapter).map_err(|e| e.at("adapter"))?;
         let text = Text::new(id, request, vocab)?;
         self.next_id = self.next_id.max(id.0 + 1);
         self.waiting.push_back((self.stats.steps, text));
         Ok(())
+    }
+
+    /// Puts an adapter into a slot, or leaves it empty, between two steps. What was kept with another adapter is not used
+    /// with this one.
+    ///
+    /// # Errors
+    /// A request in the engine uses the slot; or as [`Executor::load_adapter`].
+    pub fn set_adapter(&mut self, slot: usize, adapter: Option<&Adapter>) -> Result<()> {
+        let texts = self.rows.iter().map(|row| &row.text);
+        let texts = texts.chain(self.waiting.iter().map(|(_, text)| text));
+        let users = texts.filter(|text| text.adapter == slot).count();
+        if slot > 0 && users > 0 {
+            let what = format!("adapter slot {slot} is in use by {users} requests");
+            return Err(Error::usage(what).hint("wait until they have ended, or cancel them"));
+        }
+        match adapter {
+            Some(adapter) => self.exec.load_adapter(slot, adapter),
+            None => self.exec.unload_adapter(slot),
+        }
     }
 
     /// Ends a row without an event; its memory is back when this returns, and what it had read is kept for later texts.
@@ -197,6 +222,9 @@ impl Engine {
         self.share();
         self.make_room();
         let result = self.read_and_sample(events);
+        if result.is_ok() {
+            self.observe();
+        }
         if let Err(error) = &result {
             for row in self.rows.iter_mut().filter(|row| row.share > 0) {
                 row.end = Some(End::Failed(error.clone()));
@@ -242,7 +270,7 @@ impl Engine {
     fn place(&mut self, text: &Text) -> Result<Option<(Sequence, Option<Miss>)>> {
         let most = text.most();
         let stretch = self.exec.stretch(most);
-        let found = self.prefixes.find(&self.exec, &text.ids, stretch);
+        let found = self.prefixes.find(&self.exec, &text.ids, text.adapter, stretch);
         let cut = found.hit.map_or(0, |(_, cut)| cut);
         let (need, spare) = (text.ids.len(), self.rows.len());
         let fits = |exec: &Executor| exec.pools().has_room(cut, need, spare);
@@ -256,10 +284,14 @@ impl Engine {
             Some((place, cut)) => self.prefixes.restore(&mut self.exec, place, cut)?,
             None => None,
         };
-        let seq = match restored {
+        let mut seq = match restored {
             Some(seq) => seq,
             None => self.exec.admit(most)?,
         };
+        if let Err(error) = self.exec.use_adapter(&mut seq, text.adapter) {
+            self.exec.release(seq);
+            return Err(error);
+        }
         while !fits(&self.exec) && self.prefixes.evict(&mut self.exec) {}
         if !self.rows.is_empty() && !fits(&self.exec) {
             self.exec.release(seq);
@@ -290,10 +322,34 @@ impl Engine {
             }
         }
         if let Err(error) = drafter.draft(&mut asks) {
-            self.draft_error = Some(error);
-            self.drafter = None;
-            self.rows.iter_mut().for_each(|row| row.drafts.clear());
+            self.stop_drafting(error);
         }
+    }
+
+    /// Lets the drafter see what rows have read, those that have failed aside.
+    fn observe(&mut self) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let most = drafter.most().min(self.exec.room().drafts);
+        let mut reads: Vec<Read<'_>> = Vec::new();
+        for row in self.rows.iter_mut().filter(|row| row.share > 0) {
+            let most = match row.end {
+                None => row.useful_drafts(&self.exec, most),
+                Some(End::Finished(_)) => 0,
+                Some(End::Failed(_)) => continue,
+            };
+            reads.push(row.read(most));
+        }
+        if !reads.is_empty()
+            && let Err(error) = drafter.observe(&mut self.exec, &mut reads)
+        {
+            self.stop_drafting(error);
+        }
+    }
+
+    fn stop_drafting(&mut self, error: Error) {
+        self.draft_error = Some(error);
+        self.drafter = None;
+        self.rows.iter_mut().for_each(|row| row.drafts.clear());
     }
 
     fn share(&mut self) {
@@ -350,8 +406,12 @@ impl Engine {
     /// Reads each row's share and chooses a token for each row that has read all it had.
     fn read_and_sample(&mut self, events: &mut Vec<Event>) -> Result<()> {
         let mut spans: Vec<Span<'_>> = Vec::with_capacity(self.rows.len());
+        let mut tokens = 0;
         for row in self.rows.iter_mut().filter(|row| row.share > 0) {
-            spans.push(row.span());
+            (row.from, row.before) = (row.seq.past, tokens);
+            let span = row.span();
+            tokens += span.ids.len();
+            spans.push(span);
         }
         if spans.is_empty() {
             return Ok(());

@@ -27,6 +27,8 @@ pub struct Request {
     pub boundary_ids: Arc<[u32]>,
     /// Which tokens are possible, if not all are.
     pub mask: Option<Mask>,
+    /// The slot of the adapter that it is read with; 0 for none.
+    pub adapter: usize,
 }
 
 impl Request {
@@ -41,6 +43,7 @@ impl Request {
             boundaries: Vec::new(),
             boundary_ids: Arc::from([]),
             mask: None,
+            adapter: 0,
         }
     }
 
@@ -103,6 +106,11 @@ pub trait TokenMask: Send {
     /// # Errors
     /// The token was not possible; the row ends with the error.
     fn accept(&mut self, id: u32) -> Result<()>;
+
+    /// Whether the text ends with what was accepted so far, whatever the request says about its end.
+    fn is_done(&self) -> bool {
+        false
+    }
 
     /// The same, to follow another row.
     fn fork(&self) -> Box<dyn TokenMask>;

@@ -5,6 +5,7 @@ use longrun_array::Wanted;
 use super::request::{Event, FinishReason};
 use super::text::Text;
 use crate::cache::Sequence;
+use crate::draft::Read;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, Span};
 use crate::prefix::{Place, Prefixes};
@@ -15,6 +16,9 @@ pub(super) struct Row {
     pub(super) seq: Sequence,
     /// Tokens that it reads in this step.
     pub(super) share: usize,
+    /// How much it had read before the step, and how many tokens of other rows stand in the step before its own.
+    pub(super) from: usize,
+    pub(super) before: usize,
     /// What it may say next; read behind its last token.
     pub(super) drafts: Vec<u32>,
     /// Its last token and its drafts, one behind the other.
@@ -37,6 +41,8 @@ impl Row {
             text,
             seq,
             share: 0,
+            from: 0,
+            before: 0,
             drafts: Vec::new(),
             reading: Vec::new(),
             end: None,
@@ -74,6 +80,13 @@ impl Row {
         self.reading.extend(&self.drafts);
         let drafts = self.drafts.len();
         Span { seq: &mut self.seq, ids: &self.reading, wanted: Wanted::All, drafts }
+    }
+
+    /// What it has read in this step, for a drafter of which it can use `most` drafts.
+    pub(super) fn read(&mut self, most: usize) -> Read<'_> {
+        let (row, from, carried) = (self.text.id.0, self.from, self.before);
+        let (ids, chooser) = self.text.chooser();
+        Read { row, seq: &mut self.seq, ids, from, carried, most, chooser }
     }
 
     /// How many drafts it can use, of `most` that there is room for.

@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use longrun_array::Usage;
 
 use super::{Engine, Event, Request, RowId, Stats};
+use crate::adapter::Adapter;
 use crate::error::{Error, Kind, Result};
 
 /// Where the events of one request go. False says that nobody reads them any more. It must not wait.
@@ -20,9 +21,13 @@ pub type Sink = Box<dyn FnMut(Event) -> bool + Send>;
 enum Command {
     Submit(RowId, Box<Request>, Sink),
     Cancel(RowId),
-    Look(Sender<View>),
+    Look(Looker),
+    SetAdapter(usize, Option<Box<Adapter>>, Sender<Result<()>>),
     Stop,
 }
+
+/// Who is told what the engine looks like, on the engine's thread. It must not wait.
+pub type Looker = Box<dyn FnOnce(View) + Send>;
 
 /// What the engine looks like between two steps.
 #[derive(Clone, Copy, Debug)]
@@ -122,8 +127,26 @@ impl Service {
     /// The engine has stopped.
     pub fn look(&self) -> Result<View> {
         let (sender, answer) = mpsc::channel();
-        self.send(Command::Look(sender))?;
+        self.look_with(Box::new(move |view| _ = sender.send(view)))?;
         answer.recv().map_err(|_| stopped())
+    }
+
+    /// The same, told to `looker`, which is dropped unheard if the engine stops before.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look).
+    pub fn look_with(&self, looker: Looker) -> Result<()> {
+        self.send(Command::Look(looker))
+    }
+
+    /// Puts an adapter into a slot, or leaves it empty, after the step under way; see [`Engine::set_adapter`].
+    ///
+    /// # Errors
+    /// As [`Engine::set_adapter`], or the engine has stopped.
+    pub fn set_adapter(&self, slot: usize, adapter: Option<Adapter>) -> Result<()> {
+        let (sender, answer) = mpsc::channel();
+        self.send(Command::SetAdapter(slot, adapter.map(Box::new), sender))?;
+        answer.recv().map_err(|_| stopped())?
     }
 
     /// Ends everything in the engine and gives it back.
@@ -194,7 +217,14 @@ impl Loop {
             match command {
                 Some(Command::Submit(row, request, sink)) => self.submit(row, *request, sink),
                 Some(Command::Cancel(row)) => self.cancel(row),
-                Some(Command::Look(answer)) => _ = answer.send(self.look()),
+                Some(Command::Look(looker)) => {
+                    let view = self.look();
+                    // A looker that panics is its own affair.
+                    let _ = catch_unwind(AssertUnwindSafe(|| looker(view)));
+                }
+                Some(Command::SetAdapter(slot, adapter, answer)) => {
+                    _ = answer.send(self.engine.set_adapter(slot, adapter.as_deref()));
+                }
                 Some(Command::Stop) | None => return false,
             }
         }

@@ -10,6 +10,8 @@ use crate::sample::{History, Sampler};
 pub(super) struct Text {
     pub(super) id: RowId,
     pub(super) priority: Priority,
+    /// The slot of its adapter.
+    pub(super) adapter: usize,
     /// The prompt and what was generated.
     pub(super) ids: Vec<u32>,
     pub(super) prompt: usize,
@@ -41,6 +43,7 @@ impl Text {
         Ok(Self {
             id,
             priority: request.priority,
+            adapter: request.adapter,
             ids: request.prompt,
             prompt,
             left: request.max_tokens,
@@ -72,9 +75,14 @@ impl Text {
     /// Asks for at most `most` drafts.
     pub(super) fn ask<'a>(&'a mut self, most: usize, drafts: &'a mut Vec<u32>) -> Ask<'a> {
         drafts.clear();
-        let text_most = self.most();
-        let chooser = Chooser { sampler: &mut self.sampler, history: &self.history };
-        Ask { row: self.id.0, ids: &self.ids, text_most, most, chooser, drafts }
+        let (row, text_most) = (self.id.0, self.most());
+        let (ids, chooser) = self.chooser();
+        Ask { row, ids, text_most, most, chooser, drafts }
+    }
+
+    /// Its ids, and how it chooses the next.
+    pub(super) fn chooser(&mut self) -> (&[u32], Chooser<'_>) {
+        (&self.ids, Chooser { sampler: &mut self.sampler, history: &self.history })
     }
 
     /// Chooses the next token. Why it has ended, if it has.
@@ -91,8 +99,10 @@ impl Text {
         }
         let choice = self.sampler.sample(logits, &self.history, self.ids.len() as u64)?;
         let id = choice.id;
+        let mut done = false;
         if let Some(Mask(mask)) = &mut self.mask {
             mask.accept(id)?;
+            done = mask.is_done();
         }
         events.push(Event::Token { row: self.id, choice });
         self.history.push(id);
@@ -101,7 +111,7 @@ impl Text {
         if self.boundary_ids.contains(&id) {
             self.stops.push(self.ids.len());
         }
-        Ok(if self.stop_ids.contains(&id) {
+        Ok(if done || self.stop_ids.contains(&id) {
             Some(FinishReason::Stop)
         } else if self.left == 0 {
             Some(FinishReason::Length)

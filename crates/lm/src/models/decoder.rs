@@ -1,4 +1,5 @@
-//! What most families share: an embedding, blocks one after the other, a last norm and a head.
+//! What most families share: an embedding, blocks one after the other, a last norm and a head, and perhaps another that
+//! guesses one token further.
 //!
 //! Owns that frame. A family that fits gives its [`Block`]; one whose residual stream is more than one tensor, or whose
 //! layers hand each other something, has a frame of its own.
@@ -6,6 +7,7 @@
 use longrun_array::{Step, Tensor, Weight};
 
 use super::Model;
+use super::mtp::Mtp;
 use crate::cache::{CacheSpec, Caches};
 use crate::config::Config;
 use crate::error::Result;
@@ -36,21 +38,26 @@ pub(super) struct Decoder<B> {
     blocks: Vec<B>,
     head: Head,
     logits_scale: f32,
+    /// The head that guesses one token further.
+    mtp: Option<Mtp<B>>,
     caches: CacheSpec,
 }
 
 impl<B: Block> Decoder<B> {
-    pub(super) fn load(w: &Weights<'_>, c: &Config) -> Result<Self> {
+    pub(super) fn load(w: &Weights<'_>, c: &Config, mtp: bool) -> Result<Self> {
         let (embedding, linear) = w.embedding_and_head([c.vocab, c.hidden], c.tied)?;
         let mut caches = CacheSpec::default();
         let blocks = (0..c.layers).map(|i| B::load(&w.at("layers").at(i), c, i, &mut caches));
+        let blocks = blocks.collect::<Result<_>>()?;
+        let mtp = mtp.then(|| Mtp::load(w, c, &mut caches)).transpose()?;
         Ok(Self {
             embedding,
             embedding_scale: B::embedding_scale(c),
             positions: Positions::new(w, c)?,
-            blocks: blocks.collect::<Result<_>>()?,
+            blocks,
             head: Head { norm: w.norm(B::LAST_NORM, c.hidden)?, linear, softcap: c.final_softcap },
             logits_scale: c.multipliers.logits,
+            mtp,
             caches,
         })
     }
@@ -63,10 +70,30 @@ impl<B: Block> Model for Decoder<B> {
 
     fn forward<'s>(&self, step: Step<'s>, caches: &Caches) {
         let ropes = self.positions.tables(step);
-        let mut x = step.ids().embed(&self.embedding, self.embedding_scale); // [T, H]
-        for block in &self.blocks {
-            x = block.forward(x, ropes, caches);
-        }
-        self.head.emit_scaled(step, x, self.logits_scale);
+        let Some((mtp, carried)) = self.mtp.as_ref().zip(caches.carried(step)) else {
+            let x = self.read(step, ropes, caches);
+            return self.head.emit_scaled(step, x, self.logits_scale);
+        };
+        let (h, linear) = if step.key().head == longrun_array::Head::Draft {
+            let h = mtp.forward(self.embedded(step, mtp.embedding()), &carried, ropes, caches);
+            (h, mtp.linear().unwrap_or(&self.head.linear))
+        } else {
+            (self.head.norm.apply(self.read(step, ropes, caches)), &self.head.linear)
+        }; // [T, H]
+        let _ = carried.carry(h);
+        self.head.emit_normed(step, h.take_outputs(), linear, self.logits_scale);
+    }
+}
+
+impl<B: Block> Decoder<B> {
+    /// `[T, H]`, by the model's own embedding unless there is another one.
+    fn embedded<'s>(&self, step: Step<'s>, other: Option<&Weight>) -> Tensor<'s> {
+        step.ids().embed(other.unwrap_or(&self.embedding), self.embedding_scale)
+    }
+
+    /// All blocks: `[T, H]`
+    fn read<'s>(&self, step: Step<'s>, ropes: Ropes<'s>, caches: &Caches) -> Tensor<'s> {
+        let x = self.embedded(step, None);
+        self.blocks.iter().fold(x, |x, block| block.forward(x, ropes, caches))
     }
 }

@@ -12,6 +12,7 @@ mod glm5_next;
 mod granite;
 mod kimi_linear;
 mod lfm2;
+mod mtp;
 mod nemotron_h;
 mod olmo2;
 mod qwen3_next;
@@ -24,6 +25,7 @@ use longrun_array::{Runtime, Step};
 
 use decoder::{Block, Decoder};
 
+use crate::adapter::{Adapters, Slots};
 use crate::cache::{CacheSpec, Caches};
 use crate::config::{Config, Family};
 use crate::error::Result;
@@ -38,15 +40,34 @@ pub trait Model: Send {
     fn forward<'s>(&self, step: Step<'s>, caches: &Caches);
 }
 
-/// Reads the weights of `config`'s family. With the model comes a hash of all that was read, see [`Seen`].
+/// Reads the weights of `config`'s family, and if `mtp` those of its head that guesses further tokens. With the model
+/// comes a hash of all that was read, see [`Seen`].
 ///
 /// # Errors
-/// A weight is missing or misshapen, or a tensor of the files is part of no layer; memory or objects run out.
+/// There is no such head, a weight is missing or misshapen, or a tensor of the files is part of no layer; memory or
+/// objects run out.
 pub fn load(
     runtime: &Runtime,
     config: &Config,
     source: Source<'_>,
     progress: Progress<'_>,
+    mtp: bool,
+) -> Result<(Box<dyn Model>, u128)> {
+    let none = RefCell::new(Slots::new(Adapters::default())?);
+    load_with(runtime, config, source, &none, progress, mtp)
+}
+
+/// The same, with the room that `slots` has for adapters beside each linear layer.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn load_with(
+    runtime: &Runtime,
+    config: &Config,
+    source: Source<'_>,
+    slots: &RefCell<Slots>,
+    progress: Progress<'_>,
+    mtp: bool,
 ) -> Result<(Box<dyn Model>, u128)> {
     let (read, adapted) = (RefCell::new(Seen::new(source)), RefCell::new(BTreeSet::new()));
     // MLX adds the 1 to the norms of these families when it saves them.
@@ -56,8 +77,8 @@ pub fn load(
     let config = in_weights.as_ref().unwrap_or(config);
     let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
-    let w = &w.with_progress(&read, progress).with_adapter(&adapted);
-    let model = build(w, config)?;
+    let w = &w.with_progress(&read, progress).with_adapter(&adapted).with_slots(slots);
+    let model = build(w, config, mtp)?;
     if let Source::Checkpoint(checkpoint) = source {
         nothing_is_left(checkpoint, config, read.borrow().names())?;
         if let Some(adapter) = checkpoint.adapter() {
@@ -68,7 +89,7 @@ pub fn load(
     Ok((model, hash))
 }
 
-fn build(w: &Weights<'_>, c: &Config) -> Result<Box<dyn Model>> {
+fn build(w: &Weights<'_>, c: &Config, mtp: bool) -> Result<Box<dyn Model>> {
     Ok(match c.family {
         Family::Llama
         | Family::Mistral
@@ -84,24 +105,27 @@ fn build(w: &Weights<'_>, c: &Config) -> Result<Box<dyn Model>> {
         | Family::Glm4Moe
         | Family::MiniMaxM2
         | Family::GptOss
-        | Family::DeadValues => decoder::<transformer::Layer>(w, c)?,
-        Family::Gemma2 | Family::Gemma3 => decoder::<gemma3::Layer>(w, c)?,
+        | Family::DeadValues => decoder::<transformer::Layer>(w, c, mtp)?,
+        Family::Gemma2 | Family::Gemma3 => decoder::<gemma3::Layer>(w, c, mtp)?,
+        Family::Gemma4 | Family::DeepSeekV4 | Family::Glm5Next if mtp => {
+            return Err(mtp::no_head(c));
+        }
         Family::Gemma4 => Box::new(gemma4::Gemma4::load(w, c)?),
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => {
-            decoder::<qwen3_next::Layer>(w, c)?
+            decoder::<qwen3_next::Layer>(w, c, mtp)?
         }
-        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => decoder::<olmo2::Layer>(w, c)?,
-        Family::Lfm2 => decoder::<lfm2::Layer>(w, c)?,
-        Family::DeepSeekV3 | Family::DeepSeekV32 => decoder::<deepseek_v3::Layer>(w, c)?,
-        Family::Mamba2 | Family::NemotronH => decoder::<nemotron_h::Layer>(w, c)?,
-        Family::KimiLinear => decoder::<kimi_linear::Layer>(w, c)?,
-        Family::FalconH1 => decoder::<falcon_h1::Layer>(w, c)?,
-        Family::Granite | Family::GraniteMoeHybrid => decoder::<granite::Layer>(w, c)?,
+        Family::Olmo2 | Family::Olmo3 | Family::Glm4 => decoder::<olmo2::Layer>(w, c, mtp)?,
+        Family::Lfm2 => decoder::<lfm2::Layer>(w, c, mtp)?,
+        Family::DeepSeekV3 | Family::DeepSeekV32 => decoder::<deepseek_v3::Layer>(w, c, mtp)?,
+        Family::Mamba2 | Family::NemotronH => decoder::<nemotron_h::Layer>(w, c, mtp)?,
+        Family::KimiLinear => decoder::<kimi_linear::Layer>(w, c, mtp)?,
+        Family::FalconH1 => decoder::<falcon_h1::Layer>(w, c, mtp)?,
+        Family::Granite | Family::GraniteMoeHybrid => decoder::<granite::Layer>(w, c, mtp)?,
         Family::DeepSeekV4 => Box::new(deepseek_v4::DeepSeekV4::load(w, c)?),
         Family::Glm5Next => Box::new(glm5_next::Glm5Next::load(w, c)?),
     })
 }
 
-fn decoder<B: Block + 'static>(w: &Weights<'_>, c: &Config) -> Result<Box<dyn Model>> {
-    Ok(Box::new(Decoder::<B>::load(w, c)?))
+fn decoder<B: Block + 'static>(w: &Weights<'_>, c: &Config, mtp: bool) -> Result<Box<dyn Model>> {
+    Ok(Box::new(Decoder::<B>::load(w, c, mtp)?))
 }

@@ -10,7 +10,9 @@ mod mla;
 mod moe;
 mod rope;
 
-use longrun_array::{Glu, Map, Step, Tensor, Weight};
+use std::sync::Arc;
+
+use longrun_array::{Glu, LowRank, Map, Step, Tensor, Weight};
 
 pub use attention::{Attention, AttentionKind};
 pub use hyper::{Hyper, HyperHead, spread};
@@ -30,26 +32,32 @@ pub(crate) fn scaled(x: Tensor<'_>, factor: f32) -> Tensor<'_> {
     if factor == 1.0 { x } else { x.apply(Map::Scale(factor)) }
 }
 
-/// `x W^T + b`, and what an adapter adds.
+/// `x W^T + b`, and what adapters add.
 pub struct Linear {
     pub(crate) weight: Weight,
     pub(crate) bias: Option<Weight>,
-    pub(crate) adapter: Option<Box<LowRank>>,
+    pub(crate) adapter: Option<Box<Beside>>,
 }
 
-/// `x A^T B^T`: two small matrices, `A [rank, cols]` and `B [rows, rank]`.
-pub struct LowRank {
-    pub(crate) a: Weight,
-    pub(crate) b: Weight,
+/// What stands beside a linear layer.
+pub struct Beside {
+    /// The adapter of all rows, `x A^T B^T`: `A [rank, cols]` and `B [rows, rank]`.
+    pub(crate) fixed: Option<[Weight; 2]>,
+    /// Those that rows choose.
+    pub(crate) slots: Option<Arc<LowRank>>,
 }
 
 impl Linear {
     /// `[T, cols] -> [T, rows]`
     #[track_caller]
     pub fn apply<'s>(&self, x: Tensor<'s>) -> Tensor<'s> {
-        let y = x.linear(&self.weight, self.bias.as_ref());
-        match &self.adapter {
-            Some(pair) => y + x.linear(&pair.a, None).linear(&pair.b, None),
+        let (weight, bias) = (&self.weight, self.bias.as_ref());
+        let y = match self.adapter.as_ref().and_then(|beside| beside.slots.as_ref()) {
+            Some(slots) => x.linear_beside(weight, bias, slots),
+            None => x.linear(weight, bias),
+        };
+        match self.adapter.as_ref().and_then(|beside| beside.fixed.as_ref()) {
+            Some([a, b]) => y + x.linear(a, None).linear(b, None),
             None => y,
         }
     }
@@ -138,10 +146,16 @@ impl Head {
     #[track_caller]
     pub fn emit_scaled<'s>(&self, step: Step<'s>, x: Tensor<'s>, factor: f32) {
         let x = self.norm.apply(x.take_outputs());
+        self.emit_normed(step, x, &self.linear, factor);
+    }
+
+    /// The same by `linear`, for hidden states behind a last norm, of the tokens whose results are wanted.
+    #[track_caller]
+    pub fn emit_normed<'s>(&self, step: Step<'s>, x: Tensor<'s>, linear: &Linear, factor: f32) {
         if step.key().head == longrun_array::Head::Hidden {
             return step.emit(x);
         }
-        let logits = scaled(self.linear.apply(x), factor);
+        let logits = scaled(linear.apply(x), factor);
         step.emit(match self.softcap {
             Some(c) => logits.apply(Map::Softcap(c)),
             None => logits,

@@ -9,6 +9,7 @@ mod tree;
 
 use std::collections::BTreeMap;
 
+use crate::adapter::Identity;
 use crate::cache::{Sequence, Snapshot};
 use crate::error::Result;
 use crate::executor::Executor;
@@ -17,8 +18,15 @@ use tree::{NodeId, Tree};
 /// Where a kept snapshot is, and which one it was: places are used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
+    adapter: Identity,
     node: NodeId,
     number: u64,
+}
+
+impl Place {
+    fn at(self) -> (Identity, NodeId) {
+        (self.adapter, self.node)
+    }
 }
 
 /// Why a prompt began from nothing, or from less than it could have.
@@ -73,18 +81,14 @@ struct Kept {
 }
 
 /// Snapshots between requests.
+#[derive(Default)]
 pub struct Prefixes {
-    tree: Tree<Kept>,
+    /// Of each adapter those that were read with it: no other text can go on from them.
+    trees: BTreeMap<Identity, Tree<Kept>>,
     /// By when they were last used.
-    order: BTreeMap<u64, NodeId>,
+    order: BTreeMap<u64, (Identity, NodeId)>,
     clock: u64,
     evicted: u64,
-}
-
-impl Default for Prefixes {
-    fn default() -> Self {
-        Self { tree: Tree::new(), order: BTreeMap::new(), clock: 0, evicted: 0 }
-    }
 }
 
 impl Prefixes {
@@ -100,7 +104,7 @@ impl Prefixes {
 
     /// Bytes of the ids they are kept under, on the host.
     pub fn id_bytes(&self) -> usize {
-        self.tree.ids() * size_of::<u32>()
+        self.trees.values().map(Tree::ids).sum::<usize>() * size_of::<u32>()
     }
 
     /// Snapshots that had to go so far.
@@ -113,8 +117,12 @@ impl Prefixes {
         self.clock
     }
 
-    /// Keeps what `seq` holds under the ids it has consumed, letting go of the longest unused if there is no room. Does
-    /// nothing for ids under which something is kept already, or without any room at all.
+    fn kept(&self, (adapter, node): (Identity, NodeId)) -> Option<&Kept> {
+        self.trees.get(&adapter)?.value(node)
+    }
+
+    /// Keeps what `seq` holds under its adapter and the ids it has consumed, letting go of the longest unused if there is
+    /// no room. Does nothing for ids under which something is kept already, or without any room at all.
     ///
     /// # Errors
     /// The device failed to copy a record.
@@ -127,9 +135,10 @@ impl Prefixes {
         if ids.len() != seq.past || ids.is_empty() || exec.room().snapshots == 0 {
             return Ok(None);
         }
-        let held = self.at(ids).filter(|node| self.stretch(*node) == Some(seq.stretch));
-        if let Some(node) = held {
-            self.touch(node);
+        let Some(adapter) = exec.adapter(seq.adapter) else { return Ok(None) };
+        let same = |at: &(Identity, NodeId)| self.stretch(*at) == Some(seq.stretch);
+        if let Some(at) = self.at(adapter, ids).filter(same) {
+            self.touch(at);
             return Ok(None);
         }
         let kept = loop {
@@ -139,64 +148,74 @@ impl Prefixes {
                 None => return Ok(None),
             }
         };
-        Ok(Some(self.put(exec, ids, kept)))
+        Ok(Some(self.put(exec, (adapter, ids), kept)))
     }
 
-    /// Puts a snapshot under its ids, in place of what may be there.
-    pub(crate) fn put(&mut self, exec: &mut Executor, ids: &[u32], snapshot: Snapshot) -> Place {
+    /// Puts a snapshot under its adapter and ids, in place of what may be there.
+    pub(crate) fn put(
+        &mut self,
+        exec: &mut Executor,
+        (adapter, ids): (Identity, &[u32]),
+        snapshot: Snapshot,
+    ) -> Place {
         let used = self.tick();
-        let (node, old) = self.tree.insert(ids, Kept { snapshot, used, number: used });
+        let tree = self.trees.entry(adapter).or_insert_with(Tree::new);
+        let (node, old) = tree.insert(ids, Kept { snapshot, used, number: used });
         if let Some(old) = old {
             self.order.remove(&old.used);
             exec.forget(old.snapshot);
         }
-        self.order.insert(used, node);
-        Place { node, number: used }
+        self.order.insert(used, (adapter, node));
+        Place { adapter, node, number: used }
     }
 
     /// Where something is kept under exactly these ids.
-    fn at(&self, ids: &[u32]) -> Option<NodeId> {
-        let (_, same) = self.tree.matches(ids, false);
-        same.first().filter(|m| m.common == ids.len()).map(|m| m.node)
+    fn at(&self, adapter: Identity, ids: &[u32]) -> Option<(Identity, NodeId)> {
+        let (_, same) = self.trees.get(&adapter)?.matches(ids, false);
+        same.first().filter(|m| m.common == ids.len()).map(|m| (adapter, m.node))
     }
 
-    /// Whether something is kept under exactly these ids.
-    pub(crate) fn has(&self, ids: &[u32]) -> bool {
-        self.at(ids).is_some()
+    /// Whether something is kept under this adapter and exactly these ids.
+    pub(crate) fn has(&self, adapter: Identity, ids: &[u32]) -> bool {
+        self.at(adapter, ids).is_some()
     }
 
-    fn stretch(&self, node: NodeId) -> Option<f32> {
-        Some(self.tree.value(node)?.snapshot.stretch())
+    fn stretch(&self, at: (Identity, NodeId)) -> Option<f32> {
+        Some(self.kept(at)?.snapshot.stretch())
     }
 
-    fn touch(&mut self, node: NodeId) {
+    fn touch(&mut self, at: (Identity, NodeId)) {
         let used = self.tick();
-        if let Some(kept) = self.tree.value_mut(node) {
+        let kept = self.trees.get_mut(&at.0).and_then(|tree| tree.value_mut(at.1));
+        if let Some(kept) = kept {
             self.order.remove(&kept.used);
             kept.used = used;
-            self.order.insert(used, node);
+            self.order.insert(used, at);
         }
     }
 
-    /// The most of `ids` that a sequence can go on from, whose positions are stretched by `stretch`. At least one id is
-    /// left to be read: its logits are wanted.
-    pub fn find(&self, exec: &Executor, ids: &[u32], stretch: f32) -> Found {
+    /// The most of `ids` that a sequence can go on from, whose adapter is in slot `adapter` and whose positions are
+    /// stretched by `stretch`. At least one id is left to be read: its logits are wanted.
+    pub fn find(&self, exec: &Executor, ids: &[u32], adapter: usize, stretch: f32) -> Found {
         let found = |miss| Found { hit: None, miss: Some(miss) };
         if exec.room().snapshots == 0 {
             return found(Miss::Off);
         }
+        let adapter =
+            exec.adapter(adapter).and_then(|identity| self.trees.get_key_value(&identity));
+        let Some((&adapter, tree)) = adapter else { return found(Miss::Unknown) };
         let most = ids.len().saturating_sub(1);
-        let (common, matches) = self.tree.matches(&ids[..most], !exec.pools().is_exact());
+        let (common, matches) = tree.matches(&ids[..most], !exec.pools().is_exact());
         let mut other_stretch = false;
         let mut best: Option<(usize, u64, Place)> = None;
         for m in matches {
-            let Some(kept) = self.tree.value(m.node) else { continue };
+            let Some(kept) = tree.value(m.node) else { continue };
             if kept.snapshot.stretch() != stretch {
                 other_stretch = true;
                 continue;
             }
             let cut = exec.serves(&kept.snapshot, m.common);
-            let place = Place { node: m.node, number: kept.number };
+            let place = Place { adapter, node: m.node, number: kept.number };
             if cut > 0 && best.is_none_or(|(most, used, _)| (cut, kept.used) > (most, used)) {
                 best = Some((cut, kept.used, place));
             }
@@ -219,8 +238,8 @@ impl Prefixes {
         place: Place,
         cut: usize,
     ) -> Result<Option<Sequence>> {
-        self.touch(place.node);
-        match self.tree.value(place.node).filter(|kept| kept.number == place.number) {
+        self.touch(place.at());
+        match self.kept(place.at()).filter(|kept| kept.number == place.number) {
             Some(kept) => exec.restore(&kept.snapshot, cut).map(Some),
             None => Ok(None),
         }
@@ -228,47 +247,51 @@ impl Prefixes {
 
     /// Lets a snapshot go; nothing if it has gone already.
     pub fn remove(&mut self, exec: &mut Executor, place: Place) {
-        if self.tree.value(place.node).is_some_and(|kept| kept.number == place.number) {
-            self.take(exec, place.node);
+        if self.kept(place.at()).is_some_and(|kept| kept.number == place.number) {
+            self.take(exec, place.at());
         }
     }
 
     /// Lets a snapshot go unless it was used since it was made.
     pub fn remove_unused(&mut self, exec: &mut Executor, place: Place) {
         let unused = |kept: &&Kept| kept.number == place.number && kept.used == place.number;
-        if self.tree.value(place.node).filter(unused).is_some() {
-            self.take(exec, place.node);
+        if self.kept(place.at()).filter(unused).is_some() {
+            self.take(exec, place.at());
         }
     }
 
     /// Lets go of the snapshot that was longest unused; false if there is none.
     pub fn evict(&mut self, exec: &mut Executor) -> bool {
-        let Some((_, &node)) = self.order.first_key_value() else { return false };
+        let Some((_, &at)) = self.order.first_key_value() else { return false };
         self.evicted += 1;
-        self.take(exec, node);
+        self.take(exec, at);
         true
     }
 
-    fn take(&mut self, exec: &mut Executor, node: NodeId) {
-        if let Some(kept) = self.tree.remove(node) {
+    fn take(&mut self, exec: &mut Executor, (adapter, node): (Identity, NodeId)) {
+        let Some(tree) = self.trees.get_mut(&adapter) else { return };
+        if let Some(kept) = tree.remove(node) {
             self.order.remove(&kept.used);
             exec.forget(kept.snapshot);
+        }
+        if tree.ids() == 0 {
+            self.trees.remove(&adapter);
         }
     }
 
     /// Lets go of all.
     pub fn clear(&mut self, exec: &mut Executor) {
-        while let Some((_, &node)) = self.order.first_key_value() {
-            self.take(exec, node);
+        while let Some((_, &at)) = self.order.first_key_value() {
+            self.take(exec, at);
         }
     }
 
-    /// All snapshots with their ids, the last used first.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (Vec<u32>, &Snapshot)> {
-        self.order
-            .values()
-            .rev()
-            .filter_map(|node| Some((self.tree.text(*node), &self.tree.value(*node)?.snapshot)))
+    /// All snapshots with their adapters and ids, the last used first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Identity, Vec<u32>, &Snapshot)> {
+        self.order.values().rev().filter_map(|(adapter, node)| {
+            let tree = self.trees.get(adapter)?;
+            Some((*adapter, tree.text(*node), &tree.value(*node)?.snapshot))
+        })
     }
 }
 

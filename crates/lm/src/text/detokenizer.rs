@@ -10,13 +10,17 @@ use super::tokenizer::Tokenizer;
 
 /// Turns the ids of one completion into text as they come.
 ///
-/// Special tokens are skipped. All that [`push`](Self::push) and [`flush`](Self::flush) return,
-/// put together, is [`Tokenizer::decode`] of the ids with `skip_special`.
+/// Special tokens are skipped, but for those that are to be shown. All that [`push`](Self::push) and
+/// [`flush`](Self::flush) return, put together, is [`Tokenizer::decode`] of the ids with `skip_special` where none are
+/// shown.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     stream: Utf8Stream,
     at_start: bool,
     text: String,
+    /// In order.
+    shown: Vec<u32>,
+    mark: Option<usize>,
 }
 
 impl fmt::Debug for Detokenizer {
@@ -29,7 +33,8 @@ impl Detokenizer {
     /// Starts a text of its own: a space that encoding puts before the first word is dropped.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
         let at_start = tokenizer.drops_first_space;
-        Self { tokenizer, stream: Utf8Stream::default(), at_start, text: String::new() }
+        let (stream, text) = (Utf8Stream::default(), String::new());
+        Self { tokenizer, stream, at_start, text, shown: Vec::new(), mark: None }
     }
 
     /// Goes on with a text that exists: the first space is kept.
@@ -37,11 +42,27 @@ impl Detokenizer {
         Self { at_start: false, ..Self::new(tokenizer) }
     }
 
+    /// Lets these tokens through as text, special or not, and tells of them: see [`mark`](Self::mark).
+    #[must_use]
+    pub fn showing(mut self, ids: &[u32]) -> Self {
+        self.shown = ids.to_vec();
+        self.shown.sort_unstable();
+        self
+    }
+
+    /// The byte of the last push's text at which a token of [`showing`](Self::showing) begins, if it was one.
+    pub fn mark(&self) -> Option<usize> {
+        self.mark
+    }
+
     /// Takes one id; returns the code points that became whole, often none.
     pub fn push(&mut self, id: u32) -> &str {
         self.text.clear();
-        if let Some(bytes) = self.tokenizer.text_bytes(id, true, &mut self.at_start) {
+        let shown = self.shown.binary_search(&id).is_ok();
+        self.mark = None;
+        if let Some(bytes) = self.tokenizer.text_bytes(id, !shown, &mut self.at_start) {
             self.stream.push(bytes, &mut self.text);
+            self.mark = self.text.len().checked_sub(bytes.len()).filter(|_| shown);
         }
         &self.text
     }

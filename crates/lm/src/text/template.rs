@@ -51,6 +51,8 @@ const RAISED: &str = "\u{1}raised\u{1}";
 pub struct ChatTemplate {
     env: Environment<'static>,
     tokens: BTreeMap<String, String>,
+    /// As they were given, one after the other.
+    text: String,
     /// Bytes of the longest template.
     length: usize,
 }
@@ -91,7 +93,8 @@ impl ChatTemplate {
     pub fn new(source: &str) -> Result<Self> {
         let mut env = environment();
         add(&mut env, DEFAULT, source)?;
-        Ok(Self { env, tokens: BTreeMap::new(), length: source.len() })
+        let (text, length) = (source.to_owned(), source.len());
+        Ok(Self { env, tokens: BTreeMap::new(), text, length })
     }
 
     /// Reads `chat_template`, `bos_token`, `eos_token` and their like of `tokenizer_config.json`.
@@ -113,7 +116,7 @@ impl ChatTemplate {
 
     fn from_list(list: &[serde_json::Value]) -> Result<Self> {
         let mut env = environment();
-        let mut length = 0;
+        let (mut all, mut length) = (String::new(), 0);
         for entry in list {
             let text = |field: &str| entry.get(field).and_then(serde_json::Value::as_str);
             let (Some(name), Some(source)) = (text("name"), text("template")) else {
@@ -121,13 +124,14 @@ impl ChatTemplate {
             };
             if let Some(known) = [DEFAULT, TOOL_USE].into_iter().find(|&known| known == name) {
                 add(&mut env, known, source)?;
+                all += source;
                 length = length.max(source.len());
             }
         }
         if env.get_template(DEFAULT).is_err() {
             return Err(bad_field("the list has no template named `default`"));
         }
-        Ok(Self { env, tokens: BTreeMap::new(), length })
+        Ok(Self { env, tokens: BTreeMap::new(), text: all, length })
     }
 
     /// Takes the `*_token` texts of a `tokenizer_config.json`, whose template may be elsewhere.
@@ -147,6 +151,18 @@ impl ChatTemplate {
     pub fn with_token(mut self, name: &str, text: &str) -> Self {
         self.tokens.insert(name.to_owned(), text.to_owned());
         self
+    }
+
+    /// Names the special tokens that `other` names.
+    #[must_use]
+    pub fn with_tokens_like(mut self, other: &Self) -> Self {
+        self.tokens.clone_from(&other.tokens);
+        self
+    }
+
+    /// What it was compiled from: all of its templates, one after the other.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// Replaces the clock behind `strftime_now`: seconds since 1970, UTC.

@@ -145,11 +145,24 @@ impl Tokenizer {
     /// # Errors
     /// Text that the tokenizer cannot cut (no token for a byte, a pre-tokenizer that gives up).
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>> {
-        let ids = match &self.encoder {
-            Encoder::Pipeline(pipeline) => pipeline.encode(text, special)?,
-            Encoder::Spm(spm) => spm.encode(text, special)?,
-        };
-        Ok(if special { self.frame.around(ids) } else { ids })
+        let ids = self.encode_bare(text, special)?;
+        Ok(if special { self.framed(ids) } else { ids })
+    }
+
+    /// The same without beginning and end tokens, whether or not the text of special tokens becomes their ids.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_bare(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        match &self.encoder {
+            Encoder::Pipeline(pipeline) => pipeline.encode(text, special),
+            Encoder::Spm(spm) => spm.encode(text, special),
+        }
+    }
+
+    /// `ids` between beginning and end tokens as the tokenizer says, unless they are there.
+    pub fn framed(&self, ids: Vec<u32>) -> Vec<u32> {
+        self.frame.around(ids)
     }
 
     /// The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without a token nothing.
@@ -184,6 +197,13 @@ impl Tokenizer {
     /// The raw bytes of one token, alone: not always whole code points. None for an unused id.
     pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
         self.table.get(id).map(Cow::Borrowed)
+    }
+
+    /// The token whose bytes are `text`, a special one first. It looks at every token: keep what it finds.
+    pub fn token_id(&self, text: &str) -> Option<u32> {
+        let ids = 0..self.table.len() as u32;
+        let all = ids.filter(|&id| self.table.get(id) == Some(text.as_bytes()));
+        all.min_by_key(|&id| !self.is_special(id))
     }
 
     /// Whether `id` is a special token: it means something to the model and is not text.

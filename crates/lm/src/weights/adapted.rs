@@ -1,7 +1,7 @@
-//! What an adapter puts beside linear layers.
+//! What adapters put beside linear layers.
 //!
-//! Owns bringing its two matrices to the device, in f32, with rows in the order of the layer's. Refuses one of another
-//! shape.
+//! Owns bringing the two matrices of an adapter that all rows have to the device, in f32, with rows in the order of the
+//! layer's; and the room for those that rows choose. Refuses a matrix of another shape.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 use longrun_array::{Format, MatrixSpec, Weight};
 
 use super::{HostMatrix, Source, Weights};
+use crate::adapter::Slots;
 use crate::error::Result;
-use crate::nn::LowRank;
+use crate::nn::Beside;
 
 impl<'a> Weights<'a> {
     /// Adds the adapter of the checkpoint, if it has one, and notes in `adapted` which linear layers were there to
@@ -20,13 +21,35 @@ impl<'a> Weights<'a> {
         self
     }
 
-    /// The adapter's part beside the rows `order` of `name [rows, cols]`, or beside all of them.
-    pub(super) fn adapter(
+    /// Makes room for adapters that rows choose beside every linear layer, and notes it in `slots`.
+    pub(crate) fn with_slots(mut self, slots: &'a RefCell<Slots>) -> Self {
+        self.slots = Some(slots);
+        self
+    }
+
+    /// What stands beside the rows `order` of `name [rows, cols]`, or beside all of them.
+    pub(super) fn beside(
         &self,
         name: &str,
         shape: [usize; 2],
         order: Option<&[usize]>,
-    ) -> Result<Option<Box<LowRank>>> {
+    ) -> Result<Option<Box<Beside>>> {
+        let fixed = self.adapter(name, shape, order)?;
+        let slots = match self.slots {
+            Some(slots) => slots.borrow_mut().add(self.runtime, self.full(name), shape, order)?,
+            None => None,
+        };
+        let some = fixed.is_some() || slots.is_some();
+        Ok(some.then(|| Box::new(Beside { fixed, slots })))
+    }
+
+    /// The adapter's part beside the rows `order` of `name [rows, cols]`, or beside all of them.
+    fn adapter(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        order: Option<&[usize]>,
+    ) -> Result<Option<[Weight; 2]>> {
         let (Source::Checkpoint(c), Some(adapted)) = (self.source, self.adapted) else {
             return Ok(None);
         };
@@ -46,11 +69,11 @@ impl<'a> Weights<'a> {
             let spec = MatrixSpec { format, experts: 1, rows, cols };
             Weight::matrix(self.runtime, &full, spec, &host.bytes)
         };
-        let pair = LowRank { a: put(&all(&delta.a, [delta.rank, shape[1]]))?, b: put(&b)? };
+        let pair = [put(&all(&delta.a, [delta.rank, shape[1]]))?, put(&b)?];
         let new = adapted.borrow_mut().insert(full.clone());
         if let Some((read, _)) = self.read.filter(|_| new) {
             read.borrow_mut().adapter(&full, delta);
         }
-        Ok(Some(Box::new(pair)))
+        Ok(Some(pair))
     }
 }

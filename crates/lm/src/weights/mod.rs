@@ -22,6 +22,7 @@ pub(crate) use host::HostMatrix;
 pub(crate) use leftovers::{is_harmless, nothing_is_left};
 pub use seen::Seen;
 
+use crate::adapter::Slots;
 use crate::checkpoint::{Checkpoint, TensorView};
 use crate::error::{Error, Result};
 use crate::nn::{Linear, RmsNorm};
@@ -52,6 +53,8 @@ pub struct Weights<'a> {
     read: Option<(&'a RefCell<Seen>, Progress<'a>)>,
     /// The names of those that an adapter went beside.
     adapted: Option<&'a RefCell<BTreeSet<String>>>,
+    /// Where there is room for adapters that rows choose.
+    slots: Option<&'a RefCell<Slots>>,
 }
 
 /// The prefixes that writers put before the embedding.
@@ -74,8 +77,8 @@ impl<'a> Weights<'a> {
             Source::Seed(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
-        let (prefix, read, adapted) = (String::new(), None, None);
-        Self { runtime, source, root, prefix, less_one, eps, read, adapted }
+        let (prefix, read, adapted, slots) = (String::new(), None, None, None);
+        Self { runtime, source, root, prefix, less_one, eps, read, adapted, slots }
     }
 
     /// Notes each tensor that is read, and reports it.
@@ -87,6 +90,14 @@ impl<'a> Weights<'a> {
     /// The weights below `name`.
     pub fn at(&self, name: impl std::fmt::Display) -> Self {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
+    }
+
+    /// The weights that stand beside those of the text model: where the files have `name`, or behind no other prefix.
+    pub(crate) fn outside(&self, name: &str) -> Self {
+        let above = self.root.strip_suffix("model.").unwrap_or("");
+        let at = |root| Self { root, prefix: String::new(), ..self.clone() };
+        let found = ["", above, self.root].into_iter().find(|root| at(root).in_files(name));
+        at(found.unwrap_or(""))
     }
 
     fn full(&self, name: &str) -> String {
@@ -282,7 +293,7 @@ impl<'a> Weights<'a> {
     pub fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear> {
         let weight_name = format!("{name}.weight");
         let weight = self.matrix(&weight_name, shape)?;
-        let adapter = self.adapter(&weight_name, shape, None)?;
+        let adapter = self.beside(&weight_name, shape, None)?;
         let bias = match bias {
             true => Some(self.vector(&format!("{name}.bias"), shape[0], 0.0, |b| b)?),
             false => None,
@@ -303,8 +314,29 @@ impl<'a> Weights<'a> {
         let name = format!("{name}.weight");
         let order: Vec<usize> = order.collect();
         let rows = self.host(&name, shape)?.take_rows(order.iter().copied());
-        let adapter = self.adapter(&name, shape, Some(&order))?;
+        let adapter = self.beside(&name, shape, Some(&order))?;
         Ok(Linear { weight: self.put(&name, &rows, 1)?, bias: None, adapter })
+    }
+
+    /// The prefix and the name of the head, if the files have any.
+    fn head_place(&self) -> Option<(&'a str, &'static str)> {
+        let outside = self.root.strip_suffix("model.").unwrap_or("");
+        let at = |root| Self { root, prefix: String::new(), ..self.clone() };
+        let mut all = HEADS.iter().flat_map(|head| [outside, "", self.root].map(|r| (r, *head)));
+        all.find(|(root, head)| at(root).in_files(&format!("{head}.weight")))
+    }
+
+    /// Whether the files have `name.weight`, and not as one more copy of the model's embedding (of its head, if `head`).
+    pub(crate) fn has_own(&self, name: &str, head: bool) -> bool {
+        let Source::Checkpoint(c) = self.source else { return false };
+        let bytes = |name: &str| c.raw(&format!("{name}.weight")).map(|t| t.data);
+        let Some(own) = bytes(&self.full(name)) else { return false };
+        let head = self.head_place().filter(|_| head).map(|(root, head)| format!("{root}{head}"));
+        let mut embeddings = EMBEDDINGS.iter().map(|name| format!("{}{name}", self.root));
+        match head {
+            Some(head) => bytes(&head) != Some(own),
+            None => embeddings.all(|main| bytes(&main) != Some(own)),
+        }
     }
 
     /// The embedding `[vocab, hidden]`, and the head, which is the same matrix if `tied`, unless the files have another.
@@ -318,10 +350,8 @@ impl<'a> Weights<'a> {
     ) -> Result<(Weight, Linear)> {
         let name = format!("{}.weight", self.first_of(&EMBEDDINGS));
         let embedding = self.matrix(&name, [vocab, hidden])?;
-        let outside = self.root.strip_suffix("model.").unwrap_or("");
         let at = |root| Self { root, prefix: String::new(), ..self.clone() };
-        let mut all = HEADS.iter().flat_map(|head| [outside, "", self.root].map(|r| (r, *head)));
-        let found = all.find(|(root, head)| at(root).in_files(&format!("{head}.weight")));
+        let found = self.head_place();
         let (root, head) = found.map_or((None, HEADS[0]), |(root, head)| (Some(root), head));
         // A word about tying may be another model's, or outdated; a second copy of the embedding is none.
         let is_own = || match (self.source, root) {

@@ -54,10 +54,8 @@ impl Seen {
     }
 
     pub(super) fn adapter(&mut self, name: &str, delta: &Delta) {
-        self.header(&format!("adapter {name:?} {} {:?}", delta.rank, [delta.rows, delta.cols]));
-        for numbers in [&delta.a, &delta.b] {
-            numbers.iter().for_each(|x| self.hasher.write(&x.to_le_bytes()));
-        }
+        self.header(&format!("adapter {name:?}"));
+        delta.hash_into(&mut self.hasher);
     }
 
     fn header(&mut self, text: &str) {

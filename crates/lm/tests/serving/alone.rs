@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use longrun_lm::cache::Room;
-use longrun_lm::engine::{Priority, Request, RowId, Stats};
+use longrun_lm::engine::{Engine, Priority, Request, RowId, Stats};
 use longrun_lm::sample::SamplingParams;
 
 use crate::answers::{Answer, CONTEXT, Random, answer, engine};
+use crate::heads::engine_with_head;
 
 /// Little more memory than one text needs, so that rows wait, lose their places and push snapshots out.
 const TIGHT: Room =
@@ -53,9 +54,8 @@ fn request(random: &mut Random, headers: &[Vec<u32>], texts: &[Vec<u32>]) -> Req
 
 /// Requests that join, leave and are cancelled at random, in memory that is too small for them: every answer is that of
 /// the request alone, to the bit, and every block and buffer comes back.
-fn answers_are_those_of_each_alone(family: &str, operations: usize) -> Stats {
+fn answers_are_those_of_each_alone(family: &str, mut busy: Engine, operations: usize) -> Stats {
     let mut alone = engine(family, Room { rows: 1, tokens: CONTEXT, snapshots: 0, ..TIGHT });
-    let mut busy = engine(family, TIGHT);
     let live = busy.executor().usage().live;
     let mut random = Random(family.len() as u64 + 11);
     let headers = [random.ids(50), random.ids(200), random.ids(333)];
@@ -111,14 +111,19 @@ fn answers_are_those_of_each_alone(family: &str, operations: usize) -> Stats {
 
 /// The same for some families, in which all of this must have happened to somebody.
 fn all_answers_are_those_of_each_alone(families: &[&str], preempted: bool) {
+    served(families, preempted, |family| engine(family, TIGHT));
+}
+
+fn served(families: &[&str], preempted: bool, engine: impl Fn(&str) -> Engine) -> Vec<Stats> {
     let operations =
         std::env::var("LONGRUN_OPERATIONS").map_or(300, |n| n.parse().expect("a number"));
-    let all = families.iter().map(|f| answers_are_those_of_each_alone(f, operations));
+    let all = families.iter().map(|f| answers_are_those_of_each_alone(f, engine(f), operations));
     let all: Vec<Stats> = all.collect();
     let sum = |f: &dyn Fn(&Stats) -> u64| all.iter().map(f).sum::<u64>();
     assert!(sum(&|s| s.hits.min(s.cached_tokens)) > 0, "{all:?}");
     assert!(sum(&|s| s.evicted) > 0 && sum(&|s| s.cancelled) > 0, "{all:?}");
     assert!(!preempted || sum(&|s| s.preempted) > 0, "{all:?}");
+    all
 }
 
 #[test]
@@ -140,4 +145,13 @@ fn records_serve_each_as_if_alone() {
 #[test]
 fn entries_serve_each_as_if_alone() {
     all_answers_are_those_of_each_alone(&["deepseek_v4", "glm5_next"], false);
+}
+
+/// With drafts by the head of the checkpoint, whose keys and values come and go with the blocks of rows.
+#[test]
+fn heads_serve_each_as_if_alone() {
+    let families = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v3", "deepseek_v32"];
+    let all = served(&families, true, |f| engine_with_head(f, Room { drafts: 3, ..TIGHT }));
+    assert!(all.iter().all(|s| s.drafted > 0 && s.accepted < s.drafted), "{all:?}");
+    assert!(all.iter().map(|s| s.accepted).sum::<u64>() > 0, "{all:?}");
 }

@@ -11,9 +11,13 @@ use longrun_lm::weights::Source;
 use crate::families::{self, VOCAB};
 
 pub(crate) fn executor(family: &str, room: Room, seed: u64) -> Executor {
+    set_up(family, Setup::new(room), seed)
+}
+
+pub(crate) fn set_up(family: &str, setup: Setup, seed: u64) -> Executor {
     let config = families::config(family);
     let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
-    let (source, setup) = (Source::Seed(seed), Setup::new(room));
+    let source = Source::Seed(seed);
     let exec = Executor::new(Box::new(device), &config, source, setup, &|_, _| {});
     exec.unwrap_or_else(|e| panic!("{family}: {e}"))
 }

@@ -68,3 +68,24 @@ fn the_null_device_counts_the_same_budget() {
     assert_eq!(exec.usage().live.bytes, exec.parts().total());
     assert!(exec.parts().total() <= 1 << 30);
 }
+
+/// What a head takes is in the budget: its weights, what it keeps of texts, and what steps leave to it.
+#[test]
+fn a_head_is_in_the_budget() {
+    for family in ["qwen3_5_moe", "deepseek_v3"] {
+        let exec = |mtp| {
+            let device = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
+            let memory = Some(Memory { bytes: 9 << 20, shorten: false });
+            let (config, room) = (families::config(family), Room { context: 300, ..ROOM });
+            let setup = Setup { mtp, memory, ..Setup::new(room) };
+            Executor::new(Box::new(device), &config, Source::Seed(3), setup, &|_, _| {}).unwrap()
+        };
+        let (with, without) = (exec(true), exec(false));
+        let ([with_parts, without_parts], hidden) = ([with.parts(), without.parts()], 32);
+        assert_eq!(with.usage().live.bytes, with_parts.total(), "{family}: {with_parts:?}");
+        assert!(with_parts.total() <= 9 << 20 && with_parts.weights > without_parts.weights);
+        // Of 3 rows and a chunk of 48, the key ladder makes 64 tokens.
+        assert_eq!(with_parts.rows, without_parts.rows + 64 * hidden * 4, "{family}");
+        assert!(with.room().tokens < without.room().tokens, "{family}");
+    }
+}

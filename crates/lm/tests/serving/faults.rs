@@ -1,14 +1,11 @@
-//! Faults at every stage: a device that fails at its n-th launch, copy, download or upload. Rows of the step end with the
+//! Faults at every stage: a device that fails at its n-th launch, wait, copy or download. Rows of the step end with the
 //! error, all memory is back, and whoever comes next is answered as if nothing had been.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use longrun_array::device::{PlanId, Shared};
-use longrun_array::inputs::InputLayout;
-use longrun_array::plan::Plan;
-use longrun_array::{BufferId, CpuDevice, CpuOptions, Device, Inputs, MatrixSpec, Ticket};
 use longrun_lm::cache::Room;
+use longrun_lm::draft::Mtp;
 use longrun_lm::engine::{Engine, Event, Request, Service};
 use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::prefix::Miss;
@@ -16,92 +13,27 @@ use longrun_lm::weights::Source;
 
 use crate::answers::{CONTEXT, Random, answer, asked, engine};
 use crate::families;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Call {
-    Launch,
-    Wait,
-    Download,
-    Copy,
-}
-
-/// A CPU that fails once, when `left` calls of a kind have gone by.
-struct Faulty {
-    inner: CpuDevice,
-    call: Call,
-    left: Arc<AtomicI64>,
-    panics: bool,
-}
-
-impl Faulty {
-    fn pass(&self, call: Call) -> Result<(), String> {
-        if call == self.call && self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
-            assert!(!self.panics, "a fault that panics");
-            return Err("a fault".into());
-        }
-        Ok(())
-    }
-}
-
-impl Device for Faulty {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn allocate(&mut self, bytes: usize) -> Option<BufferId> {
-        self.inner.allocate(bytes)
-    }
-    fn free(&mut self, buffer: BufferId) {
-        self.inner.free(buffer);
-    }
-    fn upload(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<(), String> {
-        self.inner.upload(buffer, offset, bytes)
-    }
-    fn download(&mut self, b: BufferId, offset: usize, bytes: &mut [u8]) -> Result<(), String> {
-        self.pass(Call::Download)?;
-        self.inner.download(b, offset, bytes)
-    }
-    fn copy(&mut self, b: BufferId, from: usize, to: usize, bytes: usize) -> Result<(), String> {
-        self.pass(Call::Copy)?;
-        self.inner.copy(b, from, to, bytes)
-    }
-    fn matrix_bytes(&self, spec: &MatrixSpec) -> Option<usize> {
-        self.inner.matrix_bytes(spec)
-    }
-    fn load_matrix(&mut self, b: BufferId, spec: &MatrixSpec, rows: &[u8]) -> Result<(), String> {
-        self.inner.load_matrix(b, spec, rows)
-    }
-    fn scratch_bytes(&self, plan: &Plan, node: usize, rows: usize) -> usize {
-        self.inner.scratch_bytes(plan, node, rows)
-    }
-    fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {
-        self.inner.compile(plan, shared)
-    }
-    fn discard(&mut self, plan: PlanId) {
-        self.inner.discard(plan);
-    }
-    fn launch(&mut self, plan: PlanId, inputs: &Inputs, ticket: Ticket) -> Result<(), String> {
-        self.pass(Call::Launch)?;
-        self.inner.launch(plan, inputs, ticket)
-    }
-    fn wait(&mut self, ticket: Ticket) -> Result<(), String> {
-        self.pass(Call::Wait)?;
-        self.inner.wait(ticket)
-    }
-    fn input_bytes(&self, layout: &InputLayout) -> usize {
-        self.inner.input_bytes(layout)
-    }
-}
+use crate::faulty::{Call, Faulty};
 
 const ROOM: Room =
     Room { rows: 2, context: CONTEXT, tokens: 2 * CONTEXT, chunk: 32, snapshots: 6, drafts: 0 };
 
 fn faulty(family: &str, call: Call, panics: bool) -> (Engine, Arc<AtomicI64>) {
-    let left = Arc::new(AtomicI64::new(-1));
-    let inner = CpuDevice::new(CpuOptions { threads: 1, ..CpuOptions::default() });
-    let device = Box::new(Faulty { inner, call, left: Arc::clone(&left), panics });
-    let (config, setup) = (families::config(family), Setup::new(ROOM));
-    let exec = Executor::new(device, &config, Source::Seed(3), setup, &|_, _| {}).unwrap();
+    let (exec, left) = faulty_executor(family, call, panics, Setup::new(ROOM));
     (Engine::new(exec), left)
+}
+
+fn faulty_executor(
+    family: &str,
+    call: Call,
+    panics: bool,
+    setup: Setup,
+) -> (Executor, Arc<AtomicI64>) {
+    let (device, left) = Faulty::new(call, panics);
+    let config = families::config(family);
+    let exec =
+        Executor::new(Box::new(device), &config, Source::Seed(3), setup, &|_, _| {}).unwrap();
+    (exec, left)
 }
 
 fn requests() -> [Request; 3] {
@@ -160,6 +92,51 @@ fn a_fault_at_any_call_ends_its_rows_only() {
             }
             assert!(faults > 0, "{family}: {call:?} never failed");
         }
+    }
+}
+
+/// A step of the head that fails takes no row with it; there are no drafts any more.
+#[test]
+fn a_fault_of_the_head_ends_the_drafts_only() {
+    for family in ["qwen3_5", "deepseek_v3"] {
+        let mut plain = engine(family, Room { snapshots: 0, ..ROOM });
+        let alone = requests().map(|request| answer(&mut plain, request));
+        let mut of_head = 0;
+        for (call, after) in [Call::Launch, Call::Wait, Call::Download, Call::Copy]
+            .into_iter()
+            .flat_map(|call| (0..12).map(move |after| (call, after)))
+        {
+            let setup = Setup { mtp: true, ..Setup::new(Room { drafts: 3, ..ROOM }) };
+            let (exec, left) = faulty_executor(family, call, false, setup);
+            let drafter = Mtp::new(3, &exec).unwrap();
+            let mut engine = Engine::new(exec).with_drafts(Box::new(drafter));
+            let live = engine.executor().usage().live;
+            left.store(after, Ordering::Relaxed);
+            let rows = requests().map(|request| engine.submit(request).unwrap());
+            let mut events = Vec::new();
+            while engine.rows() > 0 {
+                let _ = engine.step(&mut events);
+                assert_eq!(engine.executor().usage().live, live);
+            }
+            let failed = events.iter().any(|e| matches!(e, Event::Failed { .. }));
+            if engine.draft_error().is_some() {
+                of_head += 1;
+                assert!(!failed, "{family}: {call:?} after {after}: {events:?}");
+            }
+            for (row, alone) in rows.iter().zip(&alone).filter(|_| !failed) {
+                let ids = events.iter().filter_map(|event| match event {
+                    Event::Token { row: of, choice } if of == row => Some(choice.id),
+                    _ => None,
+                });
+                assert!(ids.eq(alone.ids.iter().copied()), "{family}: {call:?} after {after}");
+            }
+            for (request, alone) in requests().into_iter().zip(&alone) {
+                assert_eq!(answer(&mut engine, request).said(), alone.said());
+            }
+            engine.clear_prefixes();
+            assert!(engine.executor().all_free());
+        }
+        assert!(of_head > 0, "{family}");
     }
 }
 

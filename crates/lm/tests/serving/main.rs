@@ -9,5 +9,7 @@ mod chat;
 #[path = "../families/mod.rs"]
 mod families;
 mod faults;
+mod faulty;
+mod heads;
 mod queue;
 mod speculation;

@@ -39,9 +39,9 @@ impl Draft for Dice {
     fn release(&mut self, _: u64) {}
 }
 
-const DRAFTS: usize = 5;
+pub(crate) const DRAFTS: usize = 5;
 
-const ROOM: Room = Room {
+pub(crate) const ROOM: Room = Room {
     rows: 3,
     context: CONTEXT,
     tokens: 2 * CONTEXT,
@@ -51,7 +51,7 @@ const ROOM: Room = Room {
 };
 
 /// Some requests, greedy and drawn, with a beginning in common.
-fn requests(random: &mut Random) -> Vec<Request> {
+pub(crate) fn requests(random: &mut Random) -> Vec<Request> {
     let header = random.ids(60);
     let request = |random: &mut Random, i: usize| {
         let mut prompt = if i.is_multiple_of(2) { header.clone() } else { Vec::new() };
@@ -72,7 +72,7 @@ fn requests(random: &mut Random) -> Vec<Request> {
 }
 
 /// All requests at once, one more joining every few steps.
-fn together(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
+pub(crate) fn together(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
     let live = engine.executor().usage().live;
     let (mut rows, mut events) = (BTreeMap::new(), Vec::new());
     let mut answers = vec![Answer::default(); requests.len()];

@@ -70,6 +70,8 @@ pub enum Why {
     Damaged,
     /// It is longer than this engine's context.
     TooLong,
+    /// It was read with an adapter that no slot has now.
+    Adapter,
     /// The same ids are kept already.
     Kept,
     /// No block, no slot or no place for a snapshot was free.
@@ -86,6 +88,7 @@ impl fmt::Display for Why {
             Self::Form => f.write_str("other caches, another device or another program made it"),
             Self::Damaged => f.write_str("it is damaged"),
             Self::TooLong => f.write_str("longer than the context"),
+            Self::Adapter => f.write_str("of an adapter that is not loaded"),
             Self::Kept => f.write_str("kept already"),
             Self::NoRoom => f.write_str("no memory is free for more"),
         }
@@ -136,7 +139,7 @@ impl Contents {
     fn gather(prefixes: &Prefixes, exec: &Executor) -> Result<Self> {
         let mut all = Self { entries: Vec::new(), units: vec![Vec::new(); sections(exec).len()] };
         let mut numbers: BTreeMap<(usize, u32), u32> = BTreeMap::new();
-        for (ids, snapshot) in prefixes.all() {
+        for (adapter, ids, snapshot) in prefixes.all() {
             let Facts { past: _, logged, stretch } = snapshot.facts();
             let mut blocks = Vec::new();
             for pool in 0..exec.pools().count() {
@@ -151,7 +154,7 @@ impl Contents {
             }
             let slots = all.units.last_mut().zip(snapshot.slot());
             slots.into_iter().for_each(|(slots, slot)| slots.push(Unit::Slot(slot)));
-            all.entries.push(Entry { ids, logged: logged as u32, stretch, blocks });
+            all.entries.push(Entry { adapter, ids, logged: logged as u32, stretch, blocks });
         }
         Ok(all)
     }
@@ -216,7 +219,7 @@ pub(crate) fn load(prefixes: &mut Prefixes, exec: &mut Executor, folder: &Path) 
     let mut places = Vec::new();
     let done = loading.all(prefixes, exec, &mut loaded, &mut places);
     // The first of them was used last.
-    places.iter().rev().for_each(|place| prefixes.touch(place.node));
+    places.iter().rev().for_each(|place| prefixes.touch(place.at()));
     done.map(|()| loaded)
 }
 
@@ -263,7 +266,7 @@ impl Loading {
             };
             match self.one(prefixes, exec, number, &entry) {
                 Ok((snapshot, blocks)) => {
-                    places.push(prefixes.put(exec, &entry.ids, snapshot));
+                    places.push(prefixes.put(exec, (entry.adapter, &entry.ids), snapshot));
                     loaded.snapshots += 1;
                     loaded.blocks += blocks;
                 }
@@ -290,7 +293,10 @@ impl Loading {
         if past > exec.room().context {
             return Err(Why::TooLong.into());
         }
-        if prefixes.has(&entry.ids) {
+        if !exec.has_adapter(entry.adapter) {
+            return Err(Why::Adapter.into());
+        }
+        if prefixes.has(entry.adapter, &entry.ids) {
             return Err(Why::Kept.into());
         }
         let lists = entry.blocks.iter().zip(&self.there);

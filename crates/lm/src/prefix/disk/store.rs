@@ -4,10 +4,10 @@
 //!
 //! All numbers are little-endian. The head is `[magic 8, version 4, model 16, form 16, manifest length 8,
 //! checksum 16]`; its checksum is of all before it and of the manifest. The manifest is the number of snapshots, the
-//! number of units in each section, then each snapshot, the last used first: its length, log, stretch, ids, and for
-//! each pool the numbers of its blocks in that pool's section. There is a section for each pool, and one for slots
-//! where sequences have records, with as many units as there are snapshots. A unit is its bytes and their checksum,
-//! seeded with its place.
+//! number of units in each section, then each snapshot, the last used first: its length, log, stretch, adapter 16, ids,
+//! and for each pool the numbers of its blocks in that pool's section. There is a section for each pool, and one for
+//! slots where sequences have records, with as many units as there are snapshots. A unit is its bytes and their
+//! checksum, seeded with its place.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -16,11 +16,12 @@ use std::path::Path;
 use twox_hash::XxHash3_128;
 
 use super::Why;
+use crate::adapter::Identity;
 use crate::executor::Fingerprint;
 
 const MAGIC: [u8; 8] = *b"LRprefix";
 /// Raised with every change of what a store means.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEAD: usize = 52;
 /// Bytes of a checksum.
 pub(super) const SUM: usize = 16;
@@ -29,6 +30,8 @@ const MOST_MANIFEST: u64 = 1 << 30;
 
 /// A snapshot in a manifest.
 pub(super) struct Entry {
+    /// What it was read with.
+    pub(super) adapter: Identity,
     pub(super) ids: Vec<u32>,
     /// How many of the last ones are in the log of its record.
     pub(super) logged: u32,
@@ -47,6 +50,7 @@ pub(super) fn head(fingerprint: Fingerprint, sections: &[u32], entries: &[Entry]
         word(entry.ids.len() as u32);
         word(entry.logged);
         word(entry.stretch.to_bits());
+        (0..4).for_each(|i| word((entry.adapter.0 >> (32 * i)) as u32));
         entry.ids.iter().chain(entry.blocks.iter().flatten()).for_each(|n| word(*n));
     }
     let mut all = Vec::with_capacity(HEAD + SUM + manifest.len());
@@ -168,6 +172,8 @@ impl Store {
         let length = self.word()? as usize;
         let logged = self.word()?;
         let stretch = f32::from_bits(self.word()?);
+        let words = self.words(4)?.zip(0..);
+        let adapter = Identity(words.map(|(word, i)| u128::from(word) << (32 * i)).sum());
         let ids: Vec<u32> = self.words(length)?.collect();
         let mut blocks = Vec::new();
         for (i, count) in needs(length).into_iter().enumerate() {
@@ -177,7 +183,7 @@ impl Store {
             }
             blocks.push(numbers);
         }
-        (length > 0).then_some(Entry { ids, logged, stretch, blocks })
+        (length > 0).then_some(Entry { adapter, ids, logged, stretch, blocks })
     }
 
     /// Reads unit `number` of a section into `bytes`, in place of what is there.
