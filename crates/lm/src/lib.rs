@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+pub mod answer;
 pub mod budget;
 pub mod cache;
 pub mod check;
