@@ -13,6 +13,7 @@ pub mod draft;
 pub mod engine;
 pub mod error;
 pub mod executor;
+pub mod grammar;
 pub mod models;
 pub mod nn;
 pub mod prefix;
