@@ -1,6 +1,8 @@
 //! Every flag of every command, as data.
 
 mod bench;
+mod chat;
+mod serve;
 
 use std::path::PathBuf;
 
@@ -9,6 +11,8 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 pub(crate) use bench::{
     BenchArgs, BenchLoad, BenchModel, ConversationsArgs, SpeedArgs, StreamsArgs,
 };
+pub(crate) use chat::{ChatArgs, SamplingArgs};
+pub(crate) use serve::{LogFormat, MemoryArg, ServeArgs};
 
 /// An inference engine for large language models whose completions run long.
 #[derive(Parser)]
@@ -26,6 +30,10 @@ please report it.";
 pub(crate) enum Command {
     /// Write text that goes on with a prompt.
     Generate(GenerateArgs),
+    /// Talk with a model, here or at a server.
+    Chat(Box<ChatArgs>),
+    /// Serve a model over HTTP, to the clients of OpenAI and others.
+    Serve(Box<ServeArgs>),
     /// Compare a checkpoint's logits with reference vectors, fed in every way.
     Check(CheckArgs),
     /// Decode one very long completion and watch every buffer.
@@ -36,6 +44,12 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Write a model in the layout of MLX, quantised or not, with an adapter fused or not.
     Convert(ConvertArgs),
+    /// Print what completes this program's flags in a shell.
+    #[command(hide = true)]
+    Completions(CompletionsArgs),
+    /// Write the manual pages.
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 /// How to compute.
@@ -68,7 +82,7 @@ pub(crate) struct KvArgs {
 }
 
 /// What goes beside the weights.
-#[derive(ClapArgs)]
+#[derive(ClapArgs, Clone)]
 pub(crate) struct AdapterArgs {
     /// The folder of a LoRA adapter, as MLX or PEFT write it
     #[arg(long, value_name = "DIR")]
@@ -94,42 +108,8 @@ pub(crate) struct GenerateArgs {
     /// Tokens to generate at most [default: 256, or what the context has room for]
     #[arg(long, value_name = "N")]
     pub(crate) max_tokens: Option<usize>,
-    /// Sampling temperature; 0 takes the most likely token [default: the checkpoint's, else 0]
-    #[arg(long, value_name = "T")]
-    pub(crate) temp: Option<f32>,
-    /// Sample among the most likely tokens that make up this much probability
-    #[arg(long, value_name = "P")]
-    pub(crate) top_p: Option<f32>,
-    /// Sample among this many most likely tokens
-    #[arg(long, value_name = "N")]
-    pub(crate) top_k: Option<usize>,
-    /// Drop tokens less likely than this fraction of the most likely one
-    #[arg(long, value_name = "P")]
-    pub(crate) min_p: Option<f32>,
-    /// Chance that the likeliest tokens above the threshold are dropped
-    #[arg(long, value_name = "P")]
-    pub(crate) xtc_probability: Option<f32>,
-    /// See --xtc-probability
-    #[arg(long, value_name = "P")]
-    pub(crate) xtc_threshold: Option<f32>,
-    /// Makes tokens of the recent text less likely (1 is off)
-    #[arg(long, value_name = "X")]
-    pub(crate) repetition_penalty: Option<f32>,
-    /// Subtracted from the logit of each recent token
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
-    pub(crate) presence_penalty: Option<f32>,
-    /// Subtracted from the logit of each recent token, as often as it occurs
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
-    pub(crate) frequency_penalty: Option<f32>,
-    /// Added to the logit of a token id; may be given often
-    #[arg(long, value_name = "ID=X", value_parser = parse_bias)]
-    pub(crate) logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same text [default: a random one]
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
-    /// End before this text; may be given often
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
     /// Report the log-probability of each token, with this many alternatives
     #[arg(long, value_name = "N")]
     pub(crate) logprobs: Option<usize>,
@@ -147,22 +127,15 @@ pub(crate) struct GenerateArgs {
 }
 
 /// Speculation.
-#[derive(ClapArgs)]
+#[derive(ClapArgs, Clone)]
 pub(crate) struct DraftArgs {
-    /// Guess tokens ahead by a smaller model of the same vocabulary, or by looking the last tokens up in the text; the
-    /// text stays the same
-    #[arg(long, value_name = "lookup|PATH|ORG/NAME|tiny:FAMILY")]
+    /// Guess tokens ahead by the checkpoint's own head (MTP), by looking the last tokens up in the text, or by a smaller
+    /// model of the same vocabulary; the text stays the same
+    #[arg(long, value_name = "mtp|lookup|PATH|ORG/NAME|tiny:FAMILY")]
     pub(crate) draft: Option<String>,
     /// Tokens to guess at most in each step
     #[arg(long, value_name = "N", default_value_t = 4, requires = "draft")]
     pub(crate) drafts: usize,
-}
-
-fn parse_bias(text: &str) -> Result<(u32, f32), String> {
-    let (id, bias) = text.split_once('=').ok_or("wants ID=NUMBER")?;
-    let id = id.trim().parse().map_err(|_| format!("{id:?} is no token id"))?;
-    let bias = bias.trim().parse().map_err(|_| format!("{bias:?} is no number"))?;
-    Ok((id, bias))
 }
 
 #[derive(ClapArgs)]
@@ -375,4 +348,18 @@ pub(crate) struct ConvertArgs {
     pub(crate) dtype: Option<DtypeName>,
     #[command(flatten)]
     pub(crate) adapter: AdapterArgs,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL", value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct ManArgs {
+    /// The folder to write them into; it is made
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
 }

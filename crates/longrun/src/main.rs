@@ -9,6 +9,7 @@ mod hub;
 mod machine;
 mod model;
 mod plot;
+mod serve;
 mod show;
 
 use std::process::ExitCode;
@@ -22,11 +23,15 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let done = match args.command {
         Command::Generate(args) => cmd::generate::run(&args),
+        Command::Chat(args) => cmd::chat::run(*args),
+        Command::Serve(args) => serve::run(&args),
         Command::Check(args) => cmd::check::run(&args),
         Command::Soak(args) => cmd::soak::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Convert(args) => cmd::convert::run(&args),
+        Command::Completions(args) => cmd::shipped::completions(&args),
+        Command::Man(args) => cmd::shipped::man(&args),
     };
     match done {
         Ok(code) => code,

@@ -9,7 +9,7 @@ use longrun_lm::array::{CpuDevice, CpuOptions, Device, NullDevice, Stored};
 use longrun_lm::budget::Parts;
 use longrun_lm::cache::{CacheType, Caches, Room};
 use longrun_lm::checkpoint::EmbeddedFile;
-use longrun_lm::draft::{DraftModel, Lookup};
+use longrun_lm::draft::{DraftModel, Lookup, Mtp};
 use longrun_lm::engine::Engine;
 use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
@@ -67,6 +67,11 @@ pub(crate) fn drafts(args: &DraftArgs) -> Result<usize> {
     Ok(if args.draft.is_some() { args.drafts } else { 0 })
 }
 
+/// Whether drafts are by the checkpoint's own head, which then has to be loaded.
+pub(crate) fn by_own_head(args: &DraftArgs) -> bool {
+    args.draft.as_deref() == Some(OWN_HEAD)
+}
+
 /// The engine with the drafts that `args` ask for.
 pub(crate) fn with_drafts(
     engine: Engine,
@@ -75,10 +80,18 @@ pub(crate) fn with_drafts(
     seed: u64,
 ) -> Result<Engine> {
     let Some(name) = &args.draft else { return Ok(engine) };
-    if name == "lookup" {
-        return Ok(engine.with_drafts(Box::new(Lookup::new(args.drafts, LOOKUP.0, LOOKUP.1))));
-    }
     let place = |e: Error| e.at("--draft");
+    match name.as_str() {
+        "lookup" => {
+            let lookup = Lookup::new(args.drafts, LOOKUP.0, LOOKUP.1);
+            return Ok(engine.with_drafts(Box::new(lookup)));
+        }
+        OWN_HEAD => {
+            let drafter = Mtp::new(args.drafts, engine.executor()).map_err(place)?;
+            return Ok(engine.with_drafts(Box::new(drafter)));
+        }
+        _ => {}
+    }
     let source = open(name, TinyShape::default()).map_err(place)?;
     let room = Room { snapshots: 0, ..engine.executor().room() };
     if source.config.context < room.context {
@@ -90,6 +103,9 @@ pub(crate) fn with_drafts(
     let drafter = DraftModel::new(exec, args.drafts, engine.executor()).map_err(place)?;
     Ok(engine.with_drafts(Box::new(drafter)))
 }
+
+/// The drafter that is the checkpoint's own head.
+const OWN_HEAD: &str = "mtp";
 
 /// The most drafts of a step.
 const MOST_DRAFTS: usize = 32;
@@ -164,10 +180,14 @@ fn caches_line(caches: &Caches) -> String {
 /// Where the bytes of the device go, and what they are room for.
 fn memory_line(parts: Parts, room: Room) -> String {
     let size = |bytes: usize| show::bytes(bytes as u64);
+    let weights = match parts.adapters {
+        0 => size(parts.weights),
+        bytes => format!("{}, adapters {}", size(parts.weights), size(bytes)),
+    };
     format!(
         "memory: {}: weights {}, steps {}, rows {}, tokens {}, snapshots {}; {} x {} tokens, {} in all, {} snapshots",
         size(parts.total()),
-        size(parts.weights),
+        weights,
         size(parts.steps),
         size(parts.rows),
         size(parts.tokens),

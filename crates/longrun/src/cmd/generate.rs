@@ -56,12 +56,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
         drafts: model::drafts(&args.draft)?,
     };
     let kv = model::stored(args.kv);
-    let setup = Setup { kv, ..Setup::new(room) };
+    let setup = Setup { kv, mtp: model::by_own_head(&args.draft), ..Setup::new(room) };
     let device = model::cpu(args.cpu);
-    let (exec, load_seconds) = model::load(&source, device, setup, args.seed.unwrap_or(0))?;
+    let seed = args.sampling.seed.unwrap_or(0);
+    let (exec, load_seconds) = model::load(&source, device, setup, seed)?;
     let stop_ids = Arc::clone(&source.eos);
     let request = Request { params, stop_ids, ..Request::new(prompt, max_tokens) };
-    let seed = args.seed.unwrap_or(0);
     let engine = model::with_drafts(Engine::new(exec), &args.draft, args.cpu, seed)?;
     let outcome = complete(engine, request, text, args)?;
     report(args, &outcome, load_seconds)?;
@@ -109,18 +109,20 @@ fn prompt_ids(args: &GenerateArgs, source: &ModelSource, demo: bool) -> Result<V
 }
 
 fn sampling(args: &GenerateArgs, source: &ModelSource) -> SamplingParams {
+    let chosen = &args.sampling;
+    let bias = chosen.logit_bias.clone();
     let overrides = SamplingOverrides {
-        temperature: args.temp,
-        top_p: args.top_p,
-        top_k: args.top_k,
-        min_p: args.min_p,
-        xtc_probability: args.xtc_probability,
-        xtc_threshold: args.xtc_threshold,
-        repetition_penalty: args.repetition_penalty,
-        presence_penalty: args.presence_penalty,
-        frequency_penalty: args.frequency_penalty,
-        logit_bias: (!args.logit_bias.is_empty()).then(|| args.logit_bias.clone()),
-        seed: args.seed,
+        temperature: chosen.temp,
+        top_p: chosen.top_p,
+        top_k: chosen.top_k,
+        min_p: chosen.min_p,
+        xtc_probability: chosen.xtc_probability,
+        xtc_threshold: chosen.xtc_threshold,
+        repetition_penalty: chosen.repetition_penalty,
+        presence_penalty: chosen.presence_penalty,
+        frequency_penalty: chosen.frequency_penalty,
+        logit_bias: Some(bias).filter(|bias| !bias.is_empty()),
+        seed: chosen.seed,
         logprobs: args.logprobs,
         ..SamplingOverrides::default()
     };
@@ -165,8 +167,10 @@ impl Outcome {
 /// What becomes of the ids; `None` for a tiny model, whose ids are no text.
 fn completion_text(args: &GenerateArgs, source: &ModelSource) -> Result<Option<CompletionText>> {
     match &source.tokenizer {
-        Some(tokenizer) => CompletionText::new(Arc::clone(tokenizer), &args.stop).map(Some),
-        None if args.stop.is_empty() => Ok(None),
+        Some(tokenizer) => {
+            CompletionText::new(Arc::clone(tokenizer), &args.sampling.stop).map(Some)
+        }
+        None if args.sampling.stop.is_empty() => Ok(None),
         None => Err(Error::usage("the model writes no text that could stop").at("--stop")),
     }
 }
@@ -229,8 +233,8 @@ fn complete(
 fn shown(text: &mut Option<CompletionText>, choice: &Choice) -> (String, bool) {
     match text {
         Some(text) => {
-            let (new, stopped) = text.push(choice.id);
-            (new.to_owned(), stopped)
+            let (new, stop) = text.push(choice.id);
+            (new.to_owned(), stop.is_some())
         }
         None => (format!(" {}", choice.id), false),
     }

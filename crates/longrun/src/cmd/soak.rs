@@ -61,6 +61,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
         experts: args.experts,
         hidden: args.hidden,
         attention_only: args.attention_only,
+        text: false,
     };
     let source = model::adapted(model::open(&args.model, shape)?, &args.adapter)?;
     let mut soak = match Soak::new(args, &source) {

@@ -81,7 +81,7 @@ pub(super) fn run(args: &ConversationsArgs) -> Result<ExitCode> {
         context,
         tokens: (quarter + args.rows) * (context + BLOCK),
         chunk: args.model.chunk,
-        snapshots: (quarter * (args.turns + 1)).min(MOST),
+        snapshots: if args.memory.is_some() { 0 } else { (quarter * (args.turns + 1)).min(MOST) },
         drafts: 0,
     };
     let memory = args.memory.map(|bytes| Memory { bytes, shorten: false });

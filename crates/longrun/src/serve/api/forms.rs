@@ -1,0 +1,168 @@
+//! What fields of conversations hold, in the words of each wire: forms of answers, choices of tools, blocks and items.
+//!
+//! Owns their schemas. Requests are in `requests`, which says what each may have.
+
+use serde_json::{Map, Value, json};
+
+use super::Facts;
+
+/// The schemas by name.
+pub(super) fn schemas(facts: &Facts) -> Map<String, Value> {
+    let mut all = Map::new();
+    let mut add = |name: &str, schema: Value| _ = all.insert(name.to_owned(), schema);
+    add("SomeTokens", json!({"type": "integer", "minimum": 1, "maximum": facts.context}));
+    add("Loop", any(vec![json!({"type": "boolean"}), json!({"type": "integer", "minimum": 1})]));
+    add(
+        "Priority",
+        any(vec![json!({"enum": ["low", "normal", "high"]}), json!({"type": "number"})]),
+    );
+    add("False", json!({"const": false}));
+    add("Truncation", json!({"const": "disabled"}));
+    add("ResponseFormat", response_format());
+    let named = |kind: &str| object(&["type"], json!({"type": {"const": kind}, "name": text()}));
+    let function = object(&["name"], json!({"name": text()}));
+    let by_function =
+        object(&["function"], json!({"type": {"const": "function"}, "function": function}));
+    let words = json!({"enum": ["auto", "none", "required"]});
+    add("ToolChoice", any(vec![words, by_function, named("function")]));
+    responses(&mut add);
+    messages(&mut add);
+    all
+}
+
+fn object(required: &[&str], properties: Value) -> Value {
+    json!({"type": "object", "required": required, "properties": properties})
+}
+
+fn any(all: Vec<Value>) -> Value {
+    json!({ "anyOf": all })
+}
+
+fn list(items: Value) -> Value {
+    json!({"type": "array", "items": items})
+}
+
+fn text() -> Value {
+    json!({"type": "string"})
+}
+
+fn of(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+fn of_type(kind: &str, required: &[&str], mut properties: Value) -> Value {
+    properties["type"] = json!({"const": kind});
+    object(&[&["type"], required].concat(), properties)
+}
+
+fn response_format() -> Value {
+    let schema = json!({"name": text(), "description": text(), "strict": {"type": "boolean"},
+        "schema": {"type": "object"}});
+    let schema = object(&["schema"], schema);
+    any(vec![
+        of_type("text", &[], json!({})),
+        of_type("json_object", &[], json!({"schema": {"type": "object"}})),
+        of_type("json_schema", &["json_schema"], json!({"json_schema": schema})),
+        of_type("regex", &["pattern"], json!({"pattern": text()})),
+        of_type("grammar", &["grammar"], json!({"grammar": text()})),
+        of_type("choice", &["choice"], json!({"choice": list(text())})),
+    ])
+}
+
+fn responses(add: &mut impl FnMut(&str, Value)) {
+    let content = any(vec![
+        text(),
+        list(any(vec![
+            of_type("input_text", &["text"], json!({"text": text()})),
+            of_type("output_text", &["text"], json!({"text": text()})),
+        ])),
+    ]);
+    let roles = json!({"enum": ["system", "developer", "user", "assistant"]});
+    let message = object(
+        &["role", "content"],
+        json!({"type": {"const": "message"}, "role": roles, "content": content}),
+    );
+    let call = json!({"call_id": text(), "name": text(), "arguments": text()});
+    let items = vec![
+        message,
+        of_type("function_call", &["call_id", "name", "arguments"], call),
+        of_type(
+            "function_call_output",
+            &["call_id", "output"],
+            json!({"call_id": text(), "output": text()}),
+        ),
+    ];
+    add(
+        "ResponseInput",
+        any(vec![text(), json!({"type": "array", "minItems": 1, "items": any(items)})]),
+    );
+    let tool = json!({"name": text(), "description": text(), "strict": {"type": "boolean"},
+        "parameters": {"type": ["object", "null"]}});
+    add("FlatTools", list(of_type("function", &["name"], tool)));
+    add("Include", list(json!({"const": "message.output_text.logprobs"})));
+    let summary = json!({"enum": ["auto", "concise", "detailed"]});
+    add(
+        "ResponseReasoning",
+        object(
+            &[],
+            json!({"effort": text(), "max_tokens": {"type": "integer", "minimum": 0},
+        "summary": summary, "generate_summary": summary}),
+        ),
+    );
+    let schema = json!({"name": text(), "description": text(), "strict": {"type": "boolean"},
+        "schema": {"type": "object"}});
+    let format = any(vec![
+        of_type("text", &[], json!({})),
+        of_type("json_object", &[], json!({})),
+        of_type("json_schema", &["schema"], schema),
+    ]);
+    add(
+        "ResponseText",
+        object(&[], json!({"format": format, "verbosity": {"enum": ["low", "medium", "high"]}})),
+    );
+    add("ResponseStreamOptions", object(&[], json!({"include_obfuscation": {"type": "boolean"}})));
+}
+
+fn messages(add: &mut impl FnMut(&str, Value)) {
+    let said = of_type("text", &["text"], json!({"text": text()}));
+    let texts = any(vec![text(), list(said.clone())]);
+    add("SystemText", texts.clone());
+    let call = json!({"id": text(), "name": text(), "input": {"type": "object"}});
+    let result = json!({"tool_use_id": text(), "content": of("SystemText"), "is_error": {"type": "boolean"}});
+    let user = list(any(vec![said.clone(), of_type("tool_result", &["tool_use_id"], result)]));
+    let thought =
+        of_type("thinking", &["thinking"], json!({"thinking": text(), "signature": text()}));
+    let assistant =
+        list(any(vec![said, thought, of_type("tool_use", &["id", "name", "input"], call)]));
+    let message = |role: &str, blocks: Value| {
+        let content = any(vec![text(), blocks]);
+        object(&["role", "content"], json!({"role": {"const": role}, "content": content}))
+    };
+    let message = any(vec![message("user", user), message("assistant", assistant)]);
+    add("AnthropicMessages", json!({"type": "array", "minItems": 1, "items": message}));
+    let tool = json!({"type": {"const": "custom"}, "name": text(), "description": text(),
+        "input_schema": {"type": "object"}, "strict": {"type": "boolean"}});
+    add("AnthropicTools", list(object(&["name", "input_schema"], tool)));
+    let single = json!({"disable_parallel_tool_use": {"type": "boolean"}});
+    let named = json!({"disable_parallel_tool_use": {"type": "boolean"}, "name": text()});
+    add(
+        "AnthropicChoice",
+        any(vec![
+            of_type("auto", &[], single.clone()),
+            of_type("any", &[], single),
+            of_type("tool", &["name"], named),
+            of_type("none", &[], json!({})),
+        ]),
+    );
+    let enabled = json!({"budget_tokens": {"type": "integer", "minimum": 1024}, "display": text()});
+    add(
+        "Thinking",
+        any(vec![
+            of_type("enabled", &["budget_tokens"], enabled),
+            of_type("adaptive", &[], json!({"display": text()})),
+            of_type("disabled", &[], json!({})),
+        ]),
+    );
+    let format = of_type("json_schema", &["schema"], json!({"schema": {"type": "object"}}));
+    add("OutputConfig", object(&[], json!({"effort": text(), "format": format})));
+}
