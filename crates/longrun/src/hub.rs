@@ -18,6 +18,8 @@ use std::path::PathBuf;
 use longrun_lm::{Error, Result};
 
 use cache::Cache;
+#[cfg(feature = "hub")]
+pub(crate) use remote::certificates;
 
 /// Longest organisation, name or file name.
 const MAX_PART: usize = 96;

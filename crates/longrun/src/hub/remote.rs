@@ -303,7 +303,7 @@ fn token() -> Result<Option<String>> {
 }
 
 /// The certificates to trust in place of the built-in ones, where a network has its own.
-fn certificates() -> Result<Option<RootCerts>> {
+pub(crate) fn certificates() -> Result<Option<RootCerts>> {
     let Some(path) = variable("SSL_CERT_FILE") else { return Ok(None) };
     let place = |e: Error| e.at(path.to_string_lossy()).at("SSL_CERT_FILE");
     let pem =
