@@ -3,10 +3,9 @@
 //! Owns the environment: a virtual environment below `.cache` with pinned packages. The comparison itself is
 //! `testdata/interop/interop.py`.
 
-use std::path::PathBuf;
 use std::process::Command;
 
-use crate::shell::{Result, cargo, root, run, target};
+use crate::shell::{Result, cargo, python, root, run, target};
 
 /// What the table in the documentation was made with.
 const PACKAGES: [&str; 4] =
@@ -14,28 +13,10 @@ const PACKAGES: [&str; 4] =
 
 /// Converts every golden model both ways, or those named, and prints a table.
 pub(crate) fn interop(families: &[&str]) -> Result<()> {
-    let python = environment()?;
+    let python = python(".cache/mlx", &PACKAGES)?;
     run(cargo().args(["build", "--package", "longrun"]))?;
     let binary = target().join("debug").join(format!("longrun{}", std::env::consts::EXE_SUFFIX));
     let mut compare = Command::new(python);
     compare.arg(root().join("testdata/interop/interop.py")).arg(binary);
     run(compare.arg(target().join("interop")).args(families))
-}
-
-/// The Python of the virtual environment, made if it is not there.
-fn environment() -> Result<PathBuf> {
-    let folder = root().join(".cache/mlx");
-    let python = folder.join("bin/python");
-    if python.is_file() {
-        return Ok(python);
-    }
-    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-    let mut install = Command::new(&python);
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    let done = run(install.args(PACKAGES));
-    if done.is_err() {
-        // Half an environment would be taken for a whole one.
-        let _ = std::fs::remove_dir_all(&folder);
-    }
-    done.map(|()| python)
 }

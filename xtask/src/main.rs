@@ -3,11 +3,14 @@
 //! Owns the names of the chores and their flags. Standard library only, so that it builds in a second or two.
 #![forbid(unsafe_code)]
 
+mod clients;
 mod compare;
 mod families;
 mod fetch;
 mod interop;
+mod page;
 mod prove;
+mod schema;
 mod shell;
 
 use std::process::ExitCode;
@@ -24,7 +27,10 @@ cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds
 cargo xtask compare --batched --llama-batched-bench PATH [the same flags]
                                       the same for 1 to 32 rows that decode together
 cargo xtask families                  every checkpoint of testdata beside its reference, into docs/families.md
-cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table";
+cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table
+cargo xtask page                      the server's page in a headless browser, into docs/page.png
+cargo xtask clients [TEST]...         the official clients of OpenAI and Anthropic, and LangChain's, talk to the server
+cargo xtask schema [SECONDS]          requests made from the server's own document, against a tiny model";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -39,6 +45,9 @@ fn main() -> ExitCode {
         ["families"] => families::families(),
         ["compare", rest @ ..] => compare::compare(rest),
         ["interop", rest @ ..] => interop::interop(rest),
+        ["page"] => page::page(),
+        ["clients", rest @ ..] => clients::clients(rest),
+        ["schema", rest @ ..] => schema::schema(rest),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(())
@@ -70,7 +79,18 @@ fn test(offline: bool) -> Result<()> {
     };
     tests(&["--workspace"])?;
     if real {
-        let real = ["--package", "longrun", "--test", "real", "--test", "real_text"];
+        let real = [
+            "--package",
+            "longrun",
+            "--test",
+            "real",
+            "--test",
+            "real_text",
+            "--test",
+            "real_answers",
+            "--test",
+            "real_shapes",
+        ];
         tests(&[&real[..], &["--", "--ignored"]].concat())?;
     }
     tests(&["--package", "longrun", "--no-default-features", "--test", "no_hub"])?;

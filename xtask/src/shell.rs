@@ -41,6 +41,24 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     if status.success() { Ok(()) } else { Err(format!("{shown}: {status}")) }
 }
 
+/// The Python of a virtual environment at `folder`, below the root, with `packages`; it is made if it is not there.
+pub(crate) fn python(folder: &str, packages: &[&str]) -> Result<PathBuf> {
+    let folder = root().join(folder);
+    let python = folder.join("bin/python");
+    if python.is_file() {
+        return Ok(python);
+    }
+    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    let done = run(install.args(packages));
+    if done.is_err() {
+        // Half an environment would be taken for a whole one.
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+    done.map(|()| python)
+}
+
 /// What a command printed.
 pub(crate) struct Output {
     /// Standard output.

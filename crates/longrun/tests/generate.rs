@@ -230,3 +230,20 @@ fn drafts_change_the_steps_and_not_the_text() {
         assert_ne!(run.code, 0, "{flags:?}: {}", run.stderr);
     }
 }
+
+/// The checkpoint's own head: the same text, and a word where there is no such head.
+#[test]
+fn a_model_drafts_by_its_own_head() {
+    for model in ["tiny:qwen3_next", "tiny:qwen3_5_moe", "tiny:deepseek_v3"] {
+        let flags = ["--model", model, "--prompt", "some bytes", "--max-tokens", "30"];
+        let plain = longrun(&[&["generate", "--json"], &flags[..]].concat()).json();
+        let drafted = ["generate", "--json", "--draft", "mtp", "--drafts", "3"];
+        let drafted = longrun(&[&drafted[..], &flags].concat()).json();
+        assert_eq!(drafted["ids"], plain["ids"], "{model}");
+        assert!(drafted["drafts"].as_u64() > Some(0), "{model}");
+        assert_eq!(drafted["ledger"]["live_start"], drafted["ledger"]["live_end"], "{model}");
+    }
+    let run = longrun(&["generate", "--draft", "mtp"]);
+    assert_eq!(run.code, 2, "{}", run.stderr);
+    assert!(run.stderr.contains("no head") && run.stderr.contains("MTP"), "{}", run.stderr);
+}

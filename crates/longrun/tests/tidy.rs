@@ -45,6 +45,11 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("crates/lm/src/models/", &["engine", "executor", "schedule", "sample", "text", "source"]),
     ("crates/lm/src/nn", &["engine", "executor", "schedule", "sample", "text", "source"]),
     ("crates/lm/src/text/", &["cache", "engine", "executor", "models", "nn", "sample", "weights"]),
+    // An answer is text: what it means depends on no tokenizer, model or request.
+    (
+        "crates/lm/src/answer/",
+        &["cache", "engine", "executor", "models", "nn", "sample", "text", "weights"],
+    ),
     ("crates/lm/src/sample/", &["cache", "engine", "executor", "models", "nn", "text", "weights"]),
     ("crates/lm/src/checkpoint/", &["cache", "engine", "executor", "models", "nn", "weights"]),
     ("crates/lm/src/executor.rs", &["engine", "sample", "text", "schedule"]),

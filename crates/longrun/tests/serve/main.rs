@@ -1,0 +1,17 @@
+//! The server as its clients see it: the real binary, over HTTP.
+
+mod cases;
+mod chat;
+mod faults;
+mod forms;
+mod life;
+mod llama;
+mod malformed;
+mod messages;
+mod openapi;
+mod packaging;
+mod page;
+mod responses;
+mod server;
+mod soak;
+mod talk;
