@@ -78,6 +78,7 @@ pub(crate) fn with_drafts(
     args: &DraftArgs,
     cpu: CpuArgs,
     seed: u64,
+    shape: TinyShape,
 ) -> Result<Engine> {
     let Some(name) = &args.draft else { return Ok(engine) };
     let place = |e: Error| e.at("--draft");
@@ -92,8 +93,11 @@ pub(crate) fn with_drafts(
         }
         _ => {}
     }
-    let source = open(name, TinyShape::default()).map_err(place)?;
-    let room = Room { snapshots: 0, ..engine.executor().room() };
+    let source = open(name, shape).map_err(place)?;
+    let room = engine.executor().room();
+    // It keeps nothing for later texts.
+    let tokens = room.tokens.min(room.rows.saturating_mul(room.context));
+    let room = Room { tokens, snapshots: 0, ..room };
     if source.config.context < room.context {
         let (have, want) = (source.config.context, room.context);
         let what = format!("the draft model's context is {have} tokens, {want} are needed");

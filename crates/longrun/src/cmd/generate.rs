@@ -62,7 +62,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let (exec, load_seconds) = model::load(&source, device, setup, seed)?;
     let stop_ids = Arc::clone(&source.eos);
     let request = Request { params, stop_ids, ..Request::new(prompt, max_tokens) };
-    let engine = model::with_drafts(Engine::new(exec), &args.draft, args.cpu, seed)?;
+    let engine =
+        model::with_drafts(Engine::new(exec), &args.draft, args.cpu, seed, TinyShape::default())?;
     let outcome = complete(engine, request, text, args)?;
     report(args, &outcome, load_seconds)?;
     Ok(ExitCode::SUCCESS)

@@ -26,6 +26,16 @@ use super::models::Spec;
 use crate::args::ServeArgs;
 use crate::{model, show};
 
+/// Tiny models are spoken to.
+const TINY: TinyShape = TinyShape {
+    layers: None,
+    interval: None,
+    experts: None,
+    hidden: None,
+    attention_only: false,
+    text: true,
+};
+
 /// What stands around reasoning, as ids.
 pub(crate) struct ReasoningTags {
     /// Absent if it is not one token.
@@ -74,8 +84,7 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Opens the files of a model, which says whether there is one.
     pub(crate) fn source(spec: &Spec, args: &ServeArgs) -> Result<ModelSource> {
-        let shape = TinyShape { text: true, ..TinyShape::default() };
-        let mut source = model::open(&spec.path, shape)?;
+        let mut source = model::open(&spec.path, TINY)?;
         if spec.is_first {
             source = model::adapted(source, &args.adapter)?;
             if let Some(file) = &args.chat_template {
@@ -209,7 +218,7 @@ fn engine(
     let (taken, name) = (show::bytes(exec.parts().total() as u64), &spec.name);
     let all = show::bytes(bytes as u64);
     show::note(&format!("{name}: loaded in {seconds:.2} s, into {taken} of {all}"));
-    let mut engine = model::with_drafts(Engine::new(exec), &args.draft, args.cpu, args.seed)?;
+    let mut engine = model::with_drafts(Engine::new(exec), &args.draft, args.cpu, args.seed, TINY)?;
     adapters.fill(&mut engine)?;
     Ok(engine)
 }

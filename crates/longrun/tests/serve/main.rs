@@ -1,9 +1,11 @@
 //! The server as its clients see it: the real binary, over HTTP.
 
+mod adapters;
 mod cases;
 mod chat;
 mod faults;
 mod forms;
+mod kept;
 mod life;
 mod llama;
 mod malformed;
