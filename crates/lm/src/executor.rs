@@ -125,8 +125,8 @@ impl Executor {
         let mut runtime = Runtime::new(device, setup.limits);
         let room = clamp(setup.room)?;
         let slots = RefCell::new(Slots::new(setup.adapters)?);
-        let (model, seen) =
-            models::load_with(&runtime, config, source, &slots, progress, setup.mtp)?;
+        let wanted = [setup.mtp, setup.hidden];
+        let (model, seen) = models::load_with(&runtime, config, source, &slots, progress, wanted)?;
         let (slots, weights) = (slots.into_inner(), runtime.usage().live.bytes);
         let spec = model.caches().stored_as(setup.kv);
         let head = if setup.hidden { Head::Hidden } else { Head::Logits };
@@ -305,6 +305,16 @@ impl Executor {
     /// Whether results are logits, and not hidden states.
     pub fn gives_logits(&self) -> bool {
         self.head == Head::Logits
+    }
+
+    /// Whether each token of a step can have a result, however many there are.
+    pub fn gives_all(&self) -> bool {
+        self.per_token
+    }
+
+    /// Numbers of a result: the vocabulary, or the width of hidden states.
+    pub fn width(&self) -> usize {
+        self.cols
     }
 
     /// Ids in the vocabulary.

@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod convert;
 pub mod draft;
+pub mod embed;
 pub mod engine;
 pub mod error;
 pub mod executor;

@@ -9,6 +9,7 @@ mod gguf;
 mod gguf_config;
 mod gguf_names;
 mod gguf_parts;
+mod modules;
 mod packed;
 mod safetensors;
 mod source;
@@ -25,6 +26,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub use gguf::{Gguf, GgufNumber, GgufNumbers, GgufStrings, GgufValue};
+pub use modules::{Module, Modules};
 pub use packed::Packing;
 pub(crate) use packed::widened;
 pub use source::EmbeddedFile;
@@ -72,6 +74,8 @@ pub struct Checkpoint {
     generation_config: Option<Value>,
     files: Vec<(&'static str, Cow<'static, [u8]>)>,
     gguf: Option<Gguf>,
+    /// Read when the files are opened; wrong ones matter only to who asks for them.
+    modules: Result<Option<Modules>>,
     adapter: Option<Adapter>,
 }
 
@@ -167,6 +171,7 @@ impl Checkpoint {
             }
         };
         checkpoint.generation_config = read_object(folder, "generation_config.json")?;
+        checkpoint.modules = modules::read(folder);
         for (name, limit) in TEXT_FILES {
             if let Some(bytes) = folder.read(name, limit)? {
                 checkpoint.files.push((name, bytes));
@@ -231,6 +236,7 @@ impl Checkpoint {
             generation_config: None,
             files: Vec::new(),
             gguf: None,
+            modules: Ok(None),
             adapter: None,
         }
     }
@@ -340,6 +346,14 @@ impl Checkpoint {
     /// `special_tokens_map.json`, if the model has that file.
     pub fn file(&self, name: &str) -> Option<&[u8]> {
         self.files.iter().find(|file| file.0 == name).map(|file| &*file.1)
+    }
+
+    /// What a folder of sentence-transformers has around the model; `None` for any other.
+    ///
+    /// # Errors
+    /// `File` if one of its files is damaged or lies outside of the folder.
+    pub fn modules(&self) -> Result<Option<&Modules>> {
+        self.modules.as_ref().map(Option::as_ref).map_err(|e| e.clone().at(&self.source))
     }
 
     /// The metadata, if the model is a GGUF file.

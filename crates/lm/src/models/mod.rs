@@ -54,10 +54,11 @@ pub fn load(
     mtp: bool,
 ) -> Result<(Box<dyn Model>, u128)> {
     let none = RefCell::new(Slots::new(Adapters::default())?);
-    load_with(runtime, config, source, &none, progress, mtp)
+    load_with(runtime, config, source, &none, progress, [mtp, false])
 }
 
-/// The same, with the room that `slots` has for adapters beside each linear layer.
+/// The same, with the room that `slots` has for adapters beside each linear layer. With `hidden` only hidden states are
+/// wanted, for which files need have no head of their own.
 ///
 /// # Errors
 /// As [`load`].
@@ -67,7 +68,7 @@ pub(crate) fn load_with(
     source: Source<'_>,
     slots: &RefCell<Slots>,
     progress: Progress<'_>,
-    mtp: bool,
+    [mtp, hidden]: [bool; 2],
 ) -> Result<(Box<dyn Model>, u128)> {
     let (read, adapted) = (RefCell::new(Seen::new(source)), RefCell::new(BTreeSet::new()));
     // MLX adds the 1 to the norms of these families when it saves them.
@@ -78,6 +79,7 @@ pub(crate) fn load_with(
     let less_one = config.norms_less_one && !(mlx && config.family.is_delta_hybrid());
     let w = Weights::new(runtime, source, less_one, config.eps);
     let w = &w.with_progress(&read, progress).with_adapter(&adapted).with_slots(slots);
+    let w = &w.clone().for_hidden(hidden);
     let model = build(w, config, mtp)?;
     if let Source::Checkpoint(checkpoint) = source {
         nothing_is_left(checkpoint, config, read.borrow().names())?;

@@ -55,6 +55,8 @@ pub struct Weights<'a> {
     adapted: Option<&'a RefCell<BTreeSet<String>>>,
     /// Where there is room for adapters that rows choose.
     slots: Option<&'a RefCell<Slots>>,
+    /// Nobody wants logits.
+    hidden: bool,
 }
 
 /// The prefixes that writers put before the embedding.
@@ -78,13 +80,19 @@ impl<'a> Weights<'a> {
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
         let (prefix, read, adapted, slots) = (String::new(), None, None, None);
-        Self { runtime, source, root, prefix, less_one, eps, read, adapted, slots }
+        let hidden = false;
+        Self { runtime, source, root, prefix, less_one, eps, read, adapted, slots, hidden }
     }
 
     /// Notes each tensor that is read, and reports it.
     pub fn with_progress(mut self, read: &'a RefCell<Seen>, report: Progress<'a>) -> Self {
         self.read = Some((read, report));
         self
+    }
+
+    /// Whether only hidden states are wanted: then a head that the files have not is no error.
+    pub(crate) fn for_hidden(self, hidden: bool) -> Self {
+        Self { hidden, ..self }
     }
 
     /// The weights below `name`.
@@ -361,7 +369,9 @@ impl<'a> Weights<'a> {
             }
             _ => false,
         };
-        if tied && !is_own() {
+        // What no step uses may be any matrix of its shape.
+        let is_unused = self.hidden && found.is_none();
+        if is_unused || (tied && !is_own()) {
             let weight = embedding.clone();
             return Ok((embedding, Linear { weight, bias: None, adapter: None }));
         }

@@ -6,6 +6,7 @@ mod alone;
 mod answers;
 mod budget;
 mod chat;
+mod embed;
 #[path = "../families/mod.rs"]
 mod families;
 mod faults;

@@ -172,7 +172,7 @@ impl Rows {
     fn submit(&mut self, choice: usize, request: Request) -> ApiResult<()> {
         let events = self.events.clone();
         let sink = Box::new(move |event| events.send((choice, event)).is_ok());
-        let row = self.served.service.submit_to(request, sink)?;
+        let row = self.served.engine()?.submit_to(request, sink)?;
         self.live.push((choice, row));
         Ok(())
     }
@@ -180,8 +180,8 @@ impl Rows {
     /// The choice needs its row no more.
     fn end(&mut self, choice: usize, cancel: bool) {
         for (_, row) in self.live.extract_if(.., |(of, _)| *of == choice) {
-            if cancel {
-                self.served.service.cancel(row);
+            if cancel && let Ok(engine) = self.served.engine() {
+                engine.cancel(row);
             }
         }
     }
@@ -189,7 +189,9 @@ impl Rows {
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        self.live.iter().for_each(|(_, row)| self.served.service.cancel(*row));
+        if let Ok(engine) = self.served.engine() {
+            self.live.iter().for_each(|(_, row)| engine.cancel(*row));
+        }
     }
 }
 

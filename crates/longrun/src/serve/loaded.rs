@@ -1,7 +1,6 @@
-//! One model in service: its files, its engine on a thread of its own, its adapters, and what requests need to know of
-//! it.
+//! One model in service: its files, its work on a thread of its own, its adapters, and what requests need to know of it.
 //!
-//! Owns the way from flags to a running engine. Refuses a budget that the model does not fit, with the numbers.
+//! Owns the way from flags to a model that works. Refuses a budget that the model does not fit, with the numbers.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -10,8 +9,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use longrun_lm::answer::Format;
 use longrun_lm::budget::{Memory, Parts};
 use longrun_lm::cache::Room;
-use longrun_lm::engine::{Engine, Service, Stats, View};
-use longrun_lm::executor::Setup;
+use longrun_lm::embed::EmbedService;
+use longrun_lm::engine::{Service, Stats, View};
+use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::grammar::{CallShape, GrammarFactory};
 use longrun_lm::source::ModelSource;
 use longrun_lm::text::ChatTemplate;
@@ -20,14 +20,16 @@ use longrun_lm::{Error, Result};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
+use super::error::ApiResult;
 use super::loras::Loras;
 use super::metrics::Metrics;
 use super::models::Spec;
+use super::work::{self, Work};
 use crate::args::ServeArgs;
 use crate::{model, show};
 
 /// Tiny models are spoken to.
-const TINY: TinyShape = TinyShape {
+pub(crate) const TINY: TinyShape = TinyShape {
     layers: None,
     interval: None,
     experts: None,
@@ -51,7 +53,7 @@ pub(crate) struct Loaded {
     /// Where its files are.
     pub(crate) path: String,
     pub(crate) source: ModelSource,
-    pub(crate) service: Service,
+    pub(crate) work: Work,
     /// Tokens of a text at most.
     pub(crate) context: usize,
     pub(crate) vocab: usize,
@@ -94,7 +96,7 @@ impl Loaded {
         Ok(source)
     }
 
-    /// Loads a model into `bytes` of memory and starts its engine.
+    /// Loads a model into `bytes` of memory and starts its work.
     pub(crate) fn open(
         spec: &Spec,
         source: ModelSource,
@@ -104,14 +106,12 @@ impl Loaded {
     ) -> Result<Self> {
         let named = if spec.is_first { &args.lora[..] } else { &[] };
         let adapters = Loras::open(named, args.max_loras)?;
-        let mut engine = engine(spec, &source, args, bytes, &adapters)?;
-        if let Some(folder) = &args.cache_dir {
-            let loaded = engine.load_prefixes(folder)?;
-            show::note(&format!("{}: {loaded:?} from {}", spec.name, folder.display()));
-        }
-        let exec = engine.executor();
+        let pooling = work::pooling(&source)?;
+        let setup = work::setup(pooling, room(args, &source)?, args, &adapters)?;
+        let exec = executor(spec, &source, args, bytes, setup)?;
         let (parts, room, plans) = (exec.parts(), exec.room(), exec.plans());
         let (is_exact, vocab, device) = (exec.pools().is_exact(), exec.vocab(), exec.device_name());
+        let work = Work::start(exec, pooling, spec, args, &adapters)?;
         let format = Arc::new(format(&source));
         let visible = visible(&format, &source);
         let reasoning = reasoning_tags(&format, &source);
@@ -124,7 +124,7 @@ impl Loaded {
         Ok(Self {
             name: spec.name.clone(),
             path: spec.path.clone(),
-            service: Service::start(engine)?,
+            work,
             source,
             context: room.context,
             vocab,
@@ -147,10 +147,32 @@ impl Loaded {
         })
     }
 
-    /// What the engine looks like after the step under way; `None` if it has stopped.
+    /// Its engine.
+    ///
+    /// # Errors
+    /// It has none: it makes embeddings.
+    pub(crate) fn engine(&self) -> ApiResult<&Service> {
+        match &self.work {
+            Work::Engine(service) => Ok(service),
+            Work::Embedder(_) => Err(work::no_text(&self.name)),
+        }
+    }
+
+    /// Its embedder.
+    ///
+    /// # Errors
+    /// It has none: it makes text.
+    pub(crate) fn embedder(&self) -> ApiResult<&EmbedService> {
+        match &self.work {
+            Work::Embedder(service) => Ok(service),
+            Work::Engine(_) => Err(work::no_embeddings(&self.name)),
+        }
+    }
+
+    /// What its thread looks like after the step under way; `None` if it has stopped.
     pub(crate) async fn look(&self) -> Option<View> {
         let (sender, view) = oneshot::channel();
-        self.service.look_with(Box::new(move |view| _ = sender.send(view))).ok()?;
+        self.work.look_with(Box::new(move |view| _ = sender.send(view))).ok()?;
         view.await.ok()
     }
 
@@ -172,6 +194,7 @@ impl Loaded {
                 "loaded": true,
                 "family": self.source.config.family.name(),
                 "device": self.device,
+                "embedding_size": self.embedder().ok().map(EmbedService::width),
                 "rows": self.room.rows,
                 "tokens": self.room.tokens,
                 "snapshots": self.room.snapshots,
@@ -187,40 +210,38 @@ impl Loaded {
         })
     }
 
-    /// Stops the engine, and saves what later texts may begin with.
+    /// Stops its work, and saves what later texts may begin with.
     pub(crate) fn close(self) -> Result<()> {
-        let mut engine = self.service.stop()?;
-        if let Some(folder) = &self.cache_dir {
-            let saved = engine.save_prefixes(folder)?;
-            show::note(&format!("{}: {saved:?} to {}", self.name, folder.display()));
+        match self.work {
+            Work::Engine(service) => {
+                let mut engine = service.stop()?;
+                if let Some(folder) = &self.cache_dir {
+                    let saved = engine.save_prefixes(folder)?;
+                    show::note(&format!("{}: {saved:?} to {}", self.name, folder.display()));
+                }
+            }
+            Work::Embedder(service) => drop(service.stop()?),
         }
         self.metrics.forget(&self.name);
         Ok(())
     }
 }
 
-/// An engine for a model within `bytes` of memory, with its adapters.
-fn engine(
+/// An executor of a model within `bytes` of memory.
+fn executor(
     spec: &Spec,
     source: &ModelSource,
     args: &ServeArgs,
     bytes: usize,
-    adapters: &Loras,
-) -> Result<Engine> {
-    let setup = Setup {
-        kv: model::stored(args.kv),
-        adapters: adapters.room(),
-        mtp: model::by_own_head(&args.draft),
-        memory: Some(Memory { bytes, shorten: args.context.is_none() }),
-        ..Setup::new(room(args, source)?)
-    };
+    setup: Setup,
+) -> Result<Executor> {
+    let memory = Some(Memory { bytes, shorten: args.context.is_none() });
+    let setup = Setup { memory, ..setup };
     let (exec, seconds) = model::load(source, model::cpu(args.cpu), setup, args.seed)?;
     let (taken, name) = (show::bytes(exec.parts().total() as u64), &spec.name);
     let all = show::bytes(bytes as u64);
     show::note(&format!("{name}: loaded in {seconds:.2} s, into {taken} of {all}"));
-    let mut engine = model::with_drafts(Engine::new(exec), &args.draft, args.cpu, args.seed, TINY)?;
-    adapters.fill(&mut engine)?;
-    Ok(engine)
+    Ok(exec)
 }
 
 fn template(file: &Path, source: &ModelSource) -> Result<ChatTemplate> {

@@ -22,6 +22,7 @@ mod prompt;
 mod served;
 mod sse;
 mod wire;
+mod work;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;

@@ -100,10 +100,17 @@ impl Models {
             return Ok(Arc::new(Served { name, loaded, adapter: None }));
         };
         let taken = tokio::task::spawn_blocking(move || {
-            let adapter = loaded.adapters.take(&name, &loaded.service)?;
+            let adapter = loaded.adapters.take(&name, loaded.engine()?)?;
             Ok::<_, ApiError>(Served { name, adapter: Some(adapter), loaded })
         });
         taken.await.map_err(|_| ApiError::bug("a panic"))?.map(Arc::new)
+    }
+
+    /// The same, of a model that goes on with texts.
+    pub(crate) async fn writer(self: &Arc<Self>, name: Option<&str>) -> ApiResult<Arc<Served>> {
+        let served = self.get(name).await?;
+        served.engine()?;
+        Ok(served)
     }
 
     /// Which model it is, and the adapter's name if the name is that.
@@ -195,7 +202,7 @@ impl Models {
         Ok(())
     }
 
-    /// Ends a model's engine, once all that it was asked for is answered; no new requests find it meanwhile.
+    /// Ends a model's work, once all that it was asked for is answered; no new requests find it meanwhile.
     async fn unload(&self, i: usize) -> ApiResult<()> {
         let Some(mut loaded) = self.entries()[i].loaded.take() else { return Ok(()) };
         let loaded = loop {

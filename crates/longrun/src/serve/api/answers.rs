@@ -42,6 +42,7 @@ pub(super) fn schemas() -> Map<String, Value> {
             "usage": counted,
         })),
     );
+    add("Embeddings", embeddings());
     add("Count", object(json!({"input_tokens": count()})));
     add("LlamaText", llama_text());
     add("LlamaCompletion", json!({"anyOf": [of("LlamaText"), list(of("LlamaText"))]}));
@@ -107,6 +108,21 @@ fn usage() -> Value {
         "total_tokens": count(),
         "prompt_tokens_details": object(json!({"cached_tokens": count()})),
         "completion_tokens_details": object(json!({"reasoning_tokens": count()})),
+    }))
+}
+
+fn embeddings() -> Value {
+    let numbers = list(json!({"type": "number"}));
+    let one = object(json!({
+        "object": {"const": "embedding"},
+        "index": count(),
+        "embedding": {"anyOf": [numbers, text()]},
+    }));
+    object(json!({
+        "object": {"const": "list"},
+        "data": list(one),
+        "model": text(),
+        "usage": object(json!({"prompt_tokens": count(), "total_tokens": count()})),
     }))
 }
 

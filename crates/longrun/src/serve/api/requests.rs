@@ -27,12 +27,11 @@ enum Kind {
     Of(&'static str),
     /// Nothing yet: an empty text or null.
     Nothing,
-    Any,
 }
 
 type Field = (&'static str, Kind);
 
-use Kind::{Any, Bool, Count, Nothing, Number, Object, Of, Seed, Text, Texts, Whole};
+use Kind::{Bool, Count, Nothing, Number, Object, Of, Seed, Text, Texts, Whole};
 
 /// As large as a number gets.
 const MOST: f64 = f64::INFINITY;
@@ -156,6 +155,12 @@ const TEMPLATE: &[Field] = &[
 
 const TOKENIZE: &[Field] = &[("with_pieces", Bool), ("return_token_strs", Bool)];
 
+const EMBEDDINGS: &[Field] = &[
+    ("model", Of("ModelName")),
+    ("encoding_format", Of("EncodingFormat")),
+    ("dimensions", Count(1, u64::MAX)),
+];
+
 /// A name, what has to be there, and what may be.
 type Request = (&'static str, &'static [Field], &'static [&'static [Field]]);
 
@@ -196,7 +201,7 @@ const REQUESTS: &[Request] = &[
         &[&[("add_special_tokens", Bool)], TEMPLATE, TOKENIZE],
     ),
     ("DetokenizeRequest", &[("tokens", Of("TokenList"))], &[&[("model", Of("ModelName"))]]),
-    ("EmbeddingsRequest", &[("input", Any)], &[&[("model", Of("ModelName"))]]),
+    ("EmbeddingsRequest", &[("input", Of("EmbeddingInput"))], &[EMBEDDINGS]),
     ("StreamOptions", &[], &[STREAM_OPTIONS]),
     ("Reasoning", &[], &[REASONING]),
 ];
@@ -232,7 +237,6 @@ impl Kind {
                 if may_be_null { json!({"anyOf": [schema, {"type": "null"}]}) } else { schema }
             }
             Nothing => json!({"enum": ["", null]}),
-            Any => json!({}),
         }
     }
 }
@@ -272,7 +276,9 @@ fn parts(facts: &Facts) -> Map<String, Value> {
     let forms = ["TokenizeContent", "TokenizePrompt", "TokenizeMessages"].map(of);
     add("TokenizeRequest", any(&forms));
     let prompt = any(&[json!({"type": "string", "minLength": 1}), of("Ids")]);
-    add("Prompts", any(&[prompt.clone(), list(prompt, 64)]));
+    add("Prompts", any(&[prompt.clone(), list(prompt.clone(), 64)]));
+    add("EmbeddingInput", any(&[prompt.clone(), list(prompt, 2048)]));
+    add("EncodingFormat", json!({"enum": ["float", "base64"]}));
     let object = json!({
         "type": "object",
         "required": ["prompt_string"],

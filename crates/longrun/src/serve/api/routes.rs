@@ -38,8 +38,8 @@ fn openai() -> Vec<Route> {
         post(path, chat::chat, "Goes on with a conversation", "ChatRequest", answer)
     };
     let embeddings = |path| {
-        let refused = Answer::Refused(400);
-        post(path, embeddings::embeddings, "Refused: no vectors", "EmbeddingsRequest", refused)
+        let answer = Answer::Json("Embeddings");
+        post(path, embeddings::embeddings, "Vectors of texts", "EmbeddingsRequest", answer)
     };
     vec![
         chat("/v1/chat/completions"),

@@ -37,7 +37,7 @@ struct Request {
 pub(crate) async fn chat(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Response> {
     let mut fields = Fields::parse(&body)?;
     let model = fields.string("model")?;
-    let served = app.models.get(model.as_deref()).await?;
+    let served = app.models.writer(model.as_deref()).await?;
     let request = read(fields, served, app.strict)?;
     let ticket = app.admission.enter()?;
     let prepared = tokio::task::spawn_blocking(move || {

@@ -31,7 +31,7 @@ const MOST_PROMPTS: usize = 64;
 pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Response> {
     let mut fields = Fields::parse(&body)?;
     let model = fields.string("model")?;
-    let served = app.models.get(model.as_deref()).await?;
+    let served = app.models.writer(model.as_deref()).await?;
     let prompts = prompts(fields.required("prompt")?)?;
     let mut common = Common::read(&mut fields, &served)?;
     let echo = fields.bool("echo")?.unwrap_or(false);

@@ -33,7 +33,7 @@ use super::{Speed, background, logprobs, with_ignored};
 pub(crate) async fn completion(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Response> {
     let mut fields = Fields::parse(&body)?;
     let model = fields.string("model")?;
-    let served = app.models.get(model.as_deref()).await?;
+    let served = app.models.writer(model.as_deref()).await?;
     let prompts = tokens::prompts(fields.required("prompt")?)?;
     let (wish, form) = Wish::read(&mut fields, &served)?;
     let wish = Arc::new(wish);

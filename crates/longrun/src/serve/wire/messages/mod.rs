@@ -33,7 +33,7 @@ pub(crate) async fn messages(
 ) -> ApiResult<Response> {
     let mut fields = Fields::parse(&body)?;
     let model = fields.string("model")?;
-    let served = app.models.get(model.as_deref()).await?;
+    let served = app.models.writer(model.as_deref()).await?;
     let Request { turn, stream, shows_thinking } = read::answer(&mut fields, served)?;
     let ignored = fields.finish(app.strict)?;
     let ticket = app.admission.enter()?;

@@ -26,7 +26,7 @@ use super::{logprobs, turn, with_ignored};
 pub(crate) async fn responses(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Response> {
     let mut fields = Fields::parse(&body)?;
     let model = fields.string("model")?;
-    let served = app.models.get(model.as_deref()).await?;
+    let served = app.models.writer(model.as_deref()).await?;
     let Request { turn, stream, logprobs, echo } = read::request(&mut fields, served)?;
     let ignored = fields.finish(app.strict)?;
     let ticket = app.admission.enter()?;
