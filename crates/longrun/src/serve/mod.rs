@@ -27,7 +27,7 @@ mod work;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -44,12 +44,20 @@ use self::models::Models;
 use crate::args::{LogFormat, ServeArgs};
 use crate::show;
 
+/// Threads for what takes long: prompts, grammars, models that come and go.
+const BLOCKING: usize = 16;
+
+/// How long requests that were cut off have to let go of a model.
+const LETTING_GO: Duration = Duration::from_secs(10);
+
 /// Serves until it is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     logs(args);
     let (keys, cors) = (keys(args)?, cors(args)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        // Prompts are made there: more threads than cores only take memory.
+        .max_blocking_threads(BLOCKING)
         .enable_all()
         .build()
         .map_err(|e| Error::new(Kind::Device, format!("no threads for the server: {e}")))?;
@@ -62,7 +70,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     }
     runtime.block_on(serve(listener, Arc::clone(&app), args))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
-    close(app)
+    close(&app)
 }
 
 /// Loads the models that `args` name, behind no door yet.
@@ -137,16 +145,24 @@ async fn serve(listener: TcpListener, app: Arc<App>, args: &ServeArgs) -> Result
     }
 }
 
-fn close(app: Arc<App>) -> Result<ExitCode> {
-    let Ok(app) = Arc::try_unwrap(app) else {
-        // A request that was cut off still holds on to it: there is nothing to save it from.
-        return Ok(ExitCode::SUCCESS);
-    };
-    let Ok(models) = Arc::try_unwrap(app.models) else { return Ok(ExitCode::SUCCESS) };
-    for loaded in models.into_all() {
-        if let Ok(loaded) = Arc::try_unwrap(loaded) {
-            loaded.close()?;
-        }
+/// Ends the engines, and saves what later texts may begin with.
+fn close(app: &App) -> Result<ExitCode> {
+    for mut loaded in app.models.take_all() {
+        // What was cut off lets go of its model when its task is dropped.
+        let until = Instant::now() + LETTING_GO;
+        let loaded = loop {
+            match Arc::try_unwrap(loaded) {
+                Ok(loaded) => break loaded,
+                Err(held) if Instant::now() < until => loaded = held,
+                Err(held) => {
+                    let what = format!("{}: requests hold on to it", held.name);
+                    let hint = "what its texts began with is not saved";
+                    return Err(Error::new(Kind::Limit, what).hint(hint));
+                }
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        loaded.close()?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -309,9 +309,8 @@ impl Models {
     }
 
     /// Lets all of them go.
-    pub(crate) fn into_all(self) -> Vec<Arc<Loaded>> {
-        let entries = self.entries.into_inner().unwrap_or_else(PoisonError::into_inner);
-        entries.into_iter().filter_map(|entry| entry.loaded).collect()
+    pub(crate) fn take_all(&self) -> Vec<Arc<Loaded>> {
+        self.entries().iter_mut().filter_map(|entry| entry.loaded.take()).collect()
     }
 }
 
