@@ -87,9 +87,8 @@ fn number() -> Value {
 }
 
 fn error() -> Value {
-    let maybe = json!({"type": ["string", "null"]});
-    let error = json!({"message": text(), "type": text(), "param": maybe, "code": maybe});
-    object(json!({"error": object(error)}))
+    // OpenAI's errors have a `param` and a `code`, Anthropic's don't.
+    object(json!({"error": object(json!({"message": text(), "type": text()}))}))
 }
 
 fn model() -> Value {

@@ -30,7 +30,13 @@ pub(super) fn schemas(facts: &Facts) -> Map<String, Value> {
     all
 }
 
-fn object(required: &[&str], properties: Value) -> Value {
+/// An object; a field that may be missing may be null.
+fn object(required: &[&str], mut properties: Value) -> Value {
+    for (name, schema) in properties.as_object_mut().into_iter().flatten() {
+        if !required.contains(&name.as_str()) {
+            *schema = any(vec![schema.take(), json!({"type": "null"})]);
+        }
+    }
     json!({"type": "object", "required": required, "properties": properties})
 }
 
@@ -57,15 +63,15 @@ fn of_type(kind: &str, required: &[&str], mut properties: Value) -> Value {
 
 fn response_format() -> Value {
     let schema = json!({"name": text(), "description": text(), "strict": {"type": "boolean"},
-        "schema": {"type": "object"}});
+        "schema": {"type": ["object", "boolean"]}});
     let schema = object(&["schema"], schema);
     any(vec![
         of_type("text", &[], json!({})),
-        of_type("json_object", &[], json!({"schema": {"type": "object"}})),
+        of_type("json_object", &[], json!({"schema": {"type": ["object", "boolean"]}})),
         of_type("json_schema", &["json_schema"], json!({"json_schema": schema})),
         of_type("regex", &["pattern"], json!({"pattern": text()})),
         of_type("grammar", &["grammar"], json!({"grammar": text()})),
-        of_type("choice", &["choice"], json!({"choice": list(text())})),
+        of_type("choice", &["choice"], json!({"choice": any(vec![text(), list(text())])})),
     ])
 }
 
@@ -110,16 +116,13 @@ fn responses(add: &mut impl FnMut(&str, Value)) {
         ),
     );
     let schema = json!({"name": text(), "description": text(), "strict": {"type": "boolean"},
-        "schema": {"type": "object"}});
+        "schema": {"type": ["object", "boolean"]}});
     let format = any(vec![
         of_type("text", &[], json!({})),
         of_type("json_object", &[], json!({})),
         of_type("json_schema", &["schema"], schema),
     ]);
-    add(
-        "ResponseText",
-        object(&[], json!({"format": format, "verbosity": {"enum": ["low", "medium", "high"]}})),
-    );
+    add("ResponseText", object(&[], json!({"format": format, "verbosity": text()})));
     add("ResponseStreamOptions", object(&[], json!({"include_obfuscation": {"type": "boolean"}})));
 }
 
@@ -154,15 +157,16 @@ fn messages(add: &mut impl FnMut(&str, Value)) {
             of_type("none", &[], json!({})),
         ]),
     );
-    let enabled = json!({"budget_tokens": {"type": "integer", "minimum": 1024}, "display": text()});
+    let enabled = json!({"budget_tokens": {"type": "integer", "minimum": 0}, "display": text()});
     add(
         "Thinking",
         any(vec![
-            of_type("enabled", &["budget_tokens"], enabled),
+            of_type("enabled", &[], enabled),
             of_type("adaptive", &[], json!({"display": text()})),
             of_type("disabled", &[], json!({})),
         ]),
     );
-    let format = of_type("json_schema", &["schema"], json!({"schema": {"type": "object"}}));
+    let format =
+        of_type("json_schema", &["schema"], json!({"schema": {"type": ["object", "boolean"]}}));
     add("OutputConfig", object(&[], json!({"effort": text(), "format": format})));
 }

@@ -106,7 +106,7 @@ const RESPONSES: &[Field] = &[
     ("text", Of("ResponseText")),
     ("stream_options", Of("ResponseStreamOptions")),
     ("truncation", Of("Truncation")),
-    ("max_tool_calls", Count(1, u64::MAX)),
+    ("max_tool_calls", Count(0, u64::MAX)),
     ("background", Of("False")),
 ];
 
