@@ -191,24 +191,32 @@ impl Fields {
     }
 }
 
-/// The fields that say how tokens are chosen, on top of the model's own wishes.
-pub(crate) fn sampling(
-    fields: &mut Fields,
-    mut params: SamplingParams,
-) -> ApiResult<SamplingParams> {
+/// Those of them that are numbers and have one name in all wires.
+pub(crate) fn sampling_numbers(fields: &mut Fields, params: &mut SamplingParams) -> ApiResult<()> {
     for (name, place) in [
         ("temperature", &mut params.temperature),
         ("top_p", &mut params.top_p),
         ("min_p", &mut params.min_p),
         ("xtc_probability", &mut params.xtc_probability),
         ("xtc_threshold", &mut params.xtc_threshold),
-        ("repetition_penalty", &mut params.repetition_penalty),
         ("presence_penalty", &mut params.presence_penalty),
         ("frequency_penalty", &mut params.frequency_penalty),
     ] {
         if let Some(x) = fields.number(name)? {
             *place = x;
         }
+    }
+    Ok(())
+}
+
+/// The fields that say how tokens are chosen, on top of the model's own wishes.
+pub(crate) fn sampling(
+    fields: &mut Fields,
+    mut params: SamplingParams,
+) -> ApiResult<SamplingParams> {
+    sampling_numbers(fields, &mut params)?;
+    if let Some(x) = fields.number("repetition_penalty")? {
+        params.repetition_penalty = x;
     }
     for (name, place) in [
         ("top_k", &mut params.top_k),

@@ -11,7 +11,7 @@ use longrun_lm::sample::SamplingParams;
 use serde_json::{Value, json};
 
 use super::super::super::error::{ApiError, ApiResult};
-use super::super::super::fields::{Fields, float, id, kind};
+use super::super::super::fields::{Fields, float, id, kind, sampling_numbers};
 use super::super::super::form::Form;
 use super::super::super::prompt::encode;
 use super::super::super::served::Served;
@@ -197,19 +197,9 @@ fn form(fields: &mut Fields) -> ApiResult<Form> {
 
 fn sampling(fields: &mut Fields, served: &Served) -> ApiResult<SamplingParams> {
     let mut params = served.source.defaults.params.clone();
-    for (name, place) in [
-        ("temperature", &mut params.temperature),
-        ("top_p", &mut params.top_p),
-        ("min_p", &mut params.min_p),
-        ("xtc_probability", &mut params.xtc_probability),
-        ("xtc_threshold", &mut params.xtc_threshold),
-        ("repeat_penalty", &mut params.repetition_penalty),
-        ("presence_penalty", &mut params.presence_penalty),
-        ("frequency_penalty", &mut params.frequency_penalty),
-    ] {
-        if let Some(x) = fields.number(name)? {
-            *place = x;
-        }
+    sampling_numbers(fields, &mut params)?;
+    if let Some(x) = fields.number("repeat_penalty")? {
+        params.repetition_penalty = x;
     }
     // More than a half is a way to switch it off.
     if params.xtc_threshold > 0.5 {
