@@ -25,6 +25,7 @@ pub mod source;
 pub mod text;
 pub mod tiny;
 pub mod weights;
+mod worker;
 
 pub use error::{Error, Kind, Result};
 pub use longrun_array as array;

@@ -5,13 +5,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Receiver};
 
 use super::{Done, Embedder, Pooling, TextId, check};
 use crate::engine::{Looker, View};
 use crate::error::{Error, Kind, Result};
+use crate::worker::Worker;
 
 /// Who is told the vectors of a job, in the order of its texts, on the embedder's thread. It must not wait.
 pub type Answer = Box<dyn FnOnce(Result<Vec<Vec<f32>>>) + Send>;
@@ -24,18 +23,16 @@ enum Command {
     Submit(JobId, Vec<Vec<u32>>, Answer),
     Cancel(JobId),
     Look(Looker),
-    Stop,
 }
 
 /// A running embedder. Dropping it ends everything in it.
 pub struct EmbedService {
-    commands: Mutex<Sender<Command>>,
+    worker: Worker<Command, Embedder>,
     next_id: AtomicU64,
     context: usize,
     vocab: usize,
     width: usize,
     pooling: Pooling,
-    thread: Option<JoinHandle<Embedder>>,
 }
 
 impl EmbedService {
@@ -44,20 +41,16 @@ impl EmbedService {
     /// # Errors
     /// The system gives no thread.
     pub fn start(embedder: Embedder) -> Result<Self> {
-        let (commands, inbox) = mpsc::channel();
         let (room, vocab) = (embedder.exec.room(), embedder.exec.vocab());
         let (width, pooling) = (embedder.width(), embedder.pooling());
-        let thread = std::thread::Builder::new().name("embedder".into());
-        let thread = thread.spawn(move || Loop { embedder, inbox, jobs: Vec::new() }.run());
-        let failed = |e| Error::new(Kind::Device, format!("no thread for the embedder: {e}"));
+        let work = |inbox| Loop { embedder, inbox, jobs: Vec::new() }.run();
         Ok(Self {
-            commands: Mutex::new(commands),
+            worker: Worker::start("embedder", work)?,
             next_id: AtomicU64::new(0),
             context: room.context,
             vocab,
             width,
             pooling,
-            thread: Some(thread.map_err(failed)?),
         })
     }
 
@@ -78,13 +71,13 @@ impl EmbedService {
     pub fn submit(&self, texts: Vec<Vec<u32>>, answer: Answer) -> Result<JobId> {
         texts.iter().try_for_each(|ids| check(ids, self.context, self.vocab))?;
         let job = JobId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        self.send(Command::Submit(job, texts, answer))?;
+        self.worker.send(Command::Submit(job, texts, answer))?;
         Ok(job)
     }
 
     /// Ends a job. Unknown ones are ignored.
     pub fn cancel(&self, job: JobId) {
-        let _ = self.send(Command::Cancel(job));
+        let _ = self.worker.send(Command::Cancel(job));
     }
 
     /// What the embedder looks like after the step under way, told to `looker`, which is dropped unheard if it stops
@@ -93,36 +86,16 @@ impl EmbedService {
     /// # Errors
     /// The embedder has stopped.
     pub fn look_with(&self, looker: Looker) -> Result<()> {
-        self.send(Command::Look(looker))
+        self.worker.send(Command::Look(looker))
     }
 
     /// Ends everything in the embedder and gives it back.
     ///
     /// # Errors
     /// The embedder's thread has died.
-    pub fn stop(mut self) -> Result<Embedder> {
-        let _ = self.send(Command::Stop);
-        let thread = self.thread.take().ok_or_else(stopped)?;
-        thread.join().map_err(|_| stopped())
+    pub fn stop(self) -> Result<Embedder> {
+        self.worker.stop()
     }
-
-    fn send(&self, command: Command) -> Result<()> {
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        commands.send(command).map_err(|_| stopped())
-    }
-}
-
-impl Drop for EmbedService {
-    fn drop(&mut self) {
-        let _ = self.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn stopped() -> Error {
-    Error::new(Kind::Bug, "the embedder has stopped").hint("restart the program, and report this")
 }
 
 /// Texts whose vectors come one by one.
@@ -191,7 +164,7 @@ impl Loop {
                     let view = self.look();
                     let _ = catch_unwind(AssertUnwindSafe(|| looker(view)));
                 }
-                Some(Command::Stop) | None => return false,
+                None => return false,
             }
         }
     }

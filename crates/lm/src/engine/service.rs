@@ -6,14 +6,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use longrun_array::Usage;
 
 use super::{Engine, Event, Request, RowId, Stats};
 use crate::adapter::Adapter;
 use crate::error::{Error, Kind, Result};
+use crate::worker::Worker;
 
 /// Where the events of one request go. False says that nobody reads them any more. It must not wait.
 pub type Sink = Box<dyn FnMut(Event) -> bool + Send>;
@@ -23,7 +22,6 @@ enum Command {
     Cancel(RowId),
     Look(Looker),
     SetAdapter(usize, Option<Box<Adapter>>, Sender<Result<()>>),
-    Stop,
 }
 
 /// Who is told what the engine looks like, on the engine's thread. It must not wait.
@@ -48,11 +46,10 @@ pub struct View {
 
 /// A running engine. Dropping it ends everything in it.
 pub struct Service {
-    commands: Mutex<Sender<Command>>,
+    worker: Worker<Command, Engine>,
     next_id: AtomicU64,
     context: usize,
     vocab: usize,
-    thread: Option<JoinHandle<Engine>>,
 }
 
 /// The events of one request, as they come; ends with its last. Dropping it cancels the request.
@@ -82,14 +79,10 @@ impl Service {
     /// # Errors
     /// The system gives no thread.
     pub fn start(engine: Engine) -> Result<Self> {
-        let (commands, inbox) = mpsc::channel();
         let (context, vocab) = (engine.exec.room().context, engine.exec.vocab());
         let next_id = AtomicU64::new(engine.next_id);
-        let thread = std::thread::Builder::new().name("engine".into());
-        let thread = thread.spawn(move || Loop { engine, inbox, sinks: Vec::new() }.run());
-        let failed = |e| Error::new(Kind::Device, format!("no thread for the engine: {e}"));
-        let thread = Some(thread.map_err(failed)?);
-        Ok(Self { commands: Mutex::new(commands), next_id, context, vocab, thread })
+        let work = |inbox| Loop { engine, inbox, sinks: Vec::new() }.run();
+        Ok(Self { worker: Worker::start("engine", work)?, next_id, context, vocab })
     }
 
     /// Takes a request; its events come as they happen.
@@ -108,17 +101,18 @@ impl Service {
     /// As [`submit`](Self::submit).
     pub fn submit_to(&self, request: Request, sink: Sink) -> Result<RowId> {
         request.validate(self.context, self.vocab)?;
+        let mut row = RowId(0);
         // Ids rise in the order in which the engine sees them.
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let row = RowId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let sent = commands.send(Command::Submit(row, Box::new(request), sink));
-        sent.map_err(|_| stopped())?;
+        self.worker.send_next(|| {
+            row = RowId(self.next_id.fetch_add(1, Ordering::Relaxed));
+            Command::Submit(row, Box::new(request), sink)
+        })?;
         Ok(row)
     }
 
     /// Ends a request; it has no further events once the step under way is over. Unknown ones are ignored.
     pub fn cancel(&self, row: RowId) {
-        let _ = self.send(Command::Cancel(row));
+        let _ = self.worker.send(Command::Cancel(row));
     }
 
     /// What the engine looks like after the step under way.
@@ -128,7 +122,7 @@ impl Service {
     pub fn look(&self) -> Result<View> {
         let (sender, answer) = mpsc::channel();
         self.look_with(Box::new(move |view| _ = sender.send(view)))?;
-        answer.recv().map_err(|_| stopped())
+        answer.recv().map_err(|_| self.worker.stopped())
     }
 
     /// The same, told to `looker`, which is dropped unheard if the engine stops before.
@@ -136,7 +130,7 @@ impl Service {
     /// # Errors
     /// As [`look`](Self::look).
     pub fn look_with(&self, looker: Looker) -> Result<()> {
-        self.send(Command::Look(looker))
+        self.worker.send(Command::Look(looker))
     }
 
     /// Puts an adapter into a slot, or leaves it empty, after the step under way; see [`Engine::set_adapter`].
@@ -145,37 +139,17 @@ impl Service {
     /// As [`Engine::set_adapter`], or the engine has stopped.
     pub fn set_adapter(&self, slot: usize, adapter: Option<Adapter>) -> Result<()> {
         let (sender, answer) = mpsc::channel();
-        self.send(Command::SetAdapter(slot, adapter.map(Box::new), sender))?;
-        answer.recv().map_err(|_| stopped())?
+        self.worker.send(Command::SetAdapter(slot, adapter.map(Box::new), sender))?;
+        answer.recv().map_err(|_| self.worker.stopped())?
     }
 
     /// Ends everything in the engine and gives it back.
     ///
     /// # Errors
     /// The engine's thread has died.
-    pub fn stop(mut self) -> Result<Engine> {
-        let _ = self.send(Command::Stop);
-        let thread = self.thread.take().ok_or_else(stopped)?;
-        thread.join().map_err(|_| stopped())
+    pub fn stop(self) -> Result<Engine> {
+        self.worker.stop()
     }
-
-    fn send(&self, command: Command) -> Result<()> {
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        commands.send(command).map_err(|_| stopped())
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn stopped() -> Error {
-    Error::new(Kind::Bug, "the engine has stopped").hint("restart the program, and report this")
 }
 
 struct Loop {
@@ -225,7 +199,7 @@ impl Loop {
                 Some(Command::SetAdapter(slot, adapter, answer)) => {
                     _ = answer.send(self.engine.set_adapter(slot, adapter.as_deref()));
                 }
-                Some(Command::Stop) | None => return false,
+                None => return false,
             }
         }
     }
