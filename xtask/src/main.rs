@@ -92,6 +92,7 @@ fn test(offline: bool) -> Result<()> {
             "real_shapes",
         ];
         tests(&[&real[..], &["--", "--ignored"]].concat())?;
+        tests(&["--package", "longrun-lm", "--test", "grammar", "--", "--ignored"])?;
     }
     tests(&["--package", "longrun", "--no-default-features", "--test", "no_hub"])?;
     // Last, because the feature makes other binaries of the same names.

@@ -1,7 +1,7 @@
 //! A thread that owns something and does what it is told: what services are made of.
 //!
-//! Owns the end of the queue into which commands go, and the thread's end. The thread stops when the queue has no such end
-//! any more; what it owned comes back.
+//! Owns the end of the queue into which commands go, and the thread's end. The thread stops when the queue has no such
+//! end any more; what it owned comes back.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};

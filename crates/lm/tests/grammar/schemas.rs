@@ -109,7 +109,7 @@ fn qwen() -> World {
 }
 
 #[test]
-#[ignore = "needs .cache/models/text"]
+#[ignore = "needs models: cargo xtask test"]
 fn what_random_models_say_is_of_the_schema_in_real_vocabularies() {
     for world in [qwen(), real("deepseek-v4", 129_280, "<｜end▁of▁sentence｜>")] {
         let ends: usize = schemas().iter().map(|schema| walk(&world, schema, 0..3, 100)).sum();
@@ -119,7 +119,7 @@ fn what_random_models_say_is_of_the_schema_in_real_vocabularies() {
 
 /// Prints what masks cost in a large vocabulary.
 #[test]
-#[ignore = "needs .cache/models/text"]
+#[ignore = "needs models: cargo xtask test"]
 fn figures() {
     let resident = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
