@@ -15,18 +15,14 @@ use super::fields::{Fields, kind};
 use super::served::Served;
 
 /// What is demanded.
-#[derive(Default)]
 pub(crate) struct Form {
     /// The form of the whole answer.
     pub(crate) answer: Option<Grammar>,
-    /// The field that said so, if it has another name than OpenAI's.
-    pub(crate) place: Option<&'static str>,
+    /// The field that says so.
+    pub(crate) place: &'static str,
     pub(crate) tools: Tools,
     /// Tokens of reasoning at most.
     pub(crate) reasoning: Option<usize>,
-    /// The engine is made to panic after so many tokens.
-    #[cfg(feature = "leak-lab")]
-    pub(crate) fault: Option<usize>,
 }
 
 /// The tools of a request, and how they may be called.
@@ -53,27 +49,55 @@ impl Form {
     /// The mask of a text that is all answer.
     pub(crate) fn answer(&self, served: &Served) -> ApiResult<Option<Mask>> {
         let answer = self.answer.as_ref();
-        let place = self.place.unwrap_or("response_format");
-        answer.map(|grammar| compiled(served, grammar, place)).transpose()
+        answer.map(|grammar| compiled(served, grammar, self.place)).transpose()
     }
 
     /// The mask that holds a row to the form; `in_reasoning` says that the prompt ends inside of reasoning.
     pub(crate) fn mask(&self, served: &Served, in_reasoning: bool) -> ApiResult<Option<Mask>> {
-        #[cfg(feature = "leak-lab")]
-        if let Some(after) = self.fault {
-            return Ok(Some(Mask(Box::new(super::lab::Panics(after)))));
-        }
         let answer = match (&self.answer, self.tools.grammar(served)?) {
             (Some(_), Some(_)) => {
                 let what = "an answer can't be of a form and calls of tools at once";
-                return Err(ApiError::field("response_format", what));
+                return Err(ApiError::field(self.place, what));
             }
-            (Some(grammar), None) => Some((grammar.clone(), "response_format")),
+            (Some(grammar), None) => Some((grammar.clone(), self.place)),
             (None, calls) => calls.map(|calls| (calls, "tools")),
         };
         let answer =
             answer.map(|(grammar, place)| compiled(served, &grammar, place)).transpose()?;
-        reasoning(served, in_reasoning, self.reasoning, answer)
+        self.behind_reasoning(served, in_reasoning, answer)
+    }
+
+    /// Lets the answer's mask begin behind the reasoning, and ends that where it has a limit.
+    fn behind_reasoning(
+        &self,
+        served: &Served,
+        in_reasoning: bool,
+        answer: Option<Mask>,
+    ) -> ApiResult<Option<Mask>> {
+        let Some(tags) = &served.reasoning else { return Ok(answer) };
+        if answer.is_none() && self.reasoning.is_none() {
+            return Ok(None);
+        }
+        let open = if in_reasoning { None } else { tags.open };
+        if !in_reasoning && open.is_none() {
+            // Nothing tells where reasoning would begin: the answer begins at once.
+            return Ok(answer);
+        }
+        if in_reasoning && !tags.is_exact && answer.is_some() {
+            let what = "where this model's reasoning ends can't be told for certain";
+            let hint = "; switch it off with chat_template_kwargs";
+            return Err(ApiError::field(self.place, format!("{what}{hint}")));
+        }
+        let forbidden =
+            if answer.is_some() { Arc::clone(&served.source.eos) } else { Arc::from([]) };
+        let (close, most) = (Arc::clone(&tags.close), self.reasoning);
+        Ok(Some(Reasoning { open, close, most, forbidden }.mask(answer)))
+    }
+}
+
+impl Default for Form {
+    fn default() -> Self {
+        Self { answer: None, place: "response_format", tools: Tools::default(), reasoning: None }
     }
 }
 
@@ -121,36 +145,10 @@ fn compiled(served: &Served, grammar: &Grammar, place: &str) -> ApiResult<Mask> 
     };
     let compiled = grammars.compile(grammar);
     let wrong = |error: longrun_lm::Error| {
-        let error = ApiError::from(error);
-        ApiError { param: Some(place.to_owned()), ..error }
+        let status = ApiError::from(error.clone()).status;
+        ApiError { status, ..ApiError::field(place, error.to_string()) }
     };
     Ok(compiled.map_err(wrong)?.mask())
-}
-
-/// Lets the answer's mask begin behind the reasoning, and ends that where it has a limit.
-fn reasoning(
-    served: &Served,
-    in_reasoning: bool,
-    most: Option<usize>,
-    answer: Option<Mask>,
-) -> ApiResult<Option<Mask>> {
-    let Some(tags) = &served.reasoning else { return Ok(answer) };
-    if answer.is_none() && most.is_none() {
-        return Ok(None);
-    }
-    let open = if in_reasoning { None } else { tags.open };
-    if !in_reasoning && open.is_none() {
-        // Nothing tells where reasoning would begin: the answer begins at once.
-        return Ok(answer);
-    }
-    if in_reasoning && !tags.is_exact && answer.is_some() {
-        let what = "where this model's reasoning ends can't be told for certain";
-        let hint = "; switch it off with chat_template_kwargs";
-        return Err(ApiError::field("response_format", format!("{what}{hint}")));
-    }
-    let forbidden = if answer.is_some() { Arc::clone(&served.source.eos) } else { Arc::from([]) };
-    let rules = Reasoning { open, close: Arc::clone(&tags.close), most, forbidden };
-    Ok(Some(rules.mask(answer)))
 }
 
 /// Reads OpenAI's `response_format`.

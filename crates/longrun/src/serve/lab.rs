@@ -1,10 +1,19 @@
 //! A fault on purpose, to see what becomes of a server whose engine panics. It is part of no build that people use.
 
 use longrun_lm::Result;
-use longrun_lm::engine::TokenMask;
+use longrun_lm::engine::{Mask, TokenMask};
+
+use super::error::ApiResult;
+use super::fields::Fields;
+
+/// The mask that a request asks for with `lab_panic_after`.
+pub(crate) fn fault(fields: &mut Fields) -> ApiResult<Option<Mask>> {
+    let after = fields.count("lab_panic_after")?;
+    Ok(after.map(|after| Mask(Box::new(Panics(after)))))
+}
 
 /// Panics on the engine's thread once it has let so many tokens pass.
-pub(crate) struct Panics(pub(crate) usize);
+struct Panics(usize);
 
 impl TokenMask for Panics {
     #[allow(clippy::panic)]

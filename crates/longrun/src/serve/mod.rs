@@ -21,6 +21,7 @@ mod page;
 mod prompt;
 mod served;
 mod sse;
+mod tasks;
 mod wire;
 mod work;
 

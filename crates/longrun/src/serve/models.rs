@@ -14,6 +14,7 @@ use super::error::{ApiError, ApiResult};
 use super::loaded::Loaded;
 use super::metrics::Metrics;
 use super::served::Served;
+use super::tasks::{background, outlasting};
 use super::wire::now;
 use crate::args::{MemoryArg, ServeArgs};
 use crate::{machine, show};
@@ -99,11 +100,11 @@ impl Models {
             let name = loaded.name.clone();
             return Ok(Arc::new(Served { name, loaded, adapter: None }));
         };
-        let taken = tokio::task::spawn_blocking(move || {
+        background(move || {
             let adapter = loaded.adapters.take(&name, loaded.engine()?)?;
-            Ok::<_, ApiError>(Served { name, adapter: Some(adapter), loaded })
-        });
-        taken.await.map_err(|_| ApiError::bug("a panic"))?.map(Arc::new)
+            Ok(Arc::new(Served { name, adapter: Some(adapter), loaded }))
+        })
+        .await
     }
 
     /// The same, of a model that goes on with texts.
@@ -140,14 +141,14 @@ impl Models {
     /// Loads a model. It goes on if the client that asked for it has gone.
     async fn load(self: &Arc<Self>, i: usize) -> ApiResult<Arc<Loaded>> {
         let models = Arc::clone(self);
-        let loading = tokio::spawn(async move {
+        outlasting(async move {
             let _change = models.change.lock().await;
             if let Some(loaded) = models.loaded_at(i) {
                 return Ok(loaded);
             }
             models.swap(i).await
-        });
-        loading.await.map_err(|_| ApiError::bug("a panic"))?
+        })
+        .await
     }
 
     /// Brings a model in, and sends the one away that was not used for the longest time, if there are too many.
@@ -155,20 +156,18 @@ impl Models {
         let models = Arc::clone(self);
         let bring = move |i| {
             let models = Arc::clone(&models);
-            async move {
-                let brought = tokio::task::spawn_blocking(move || models.bring(i)).await;
-                brought.map_err(|_| ApiError::bug("a panic"))?.map_err(ApiError::from)
-            }
+            background(move || Ok(models.bring(i)?))
         };
         // A model that isn't one sends nobody away.
         let spec = self.entries()[i].spec.clone();
         let checked = Arc::clone(self);
-        let check =
-            tokio::task::spawn_blocking(move || Loaded::source(&spec, &checked.args).map(|_| ()));
-        check.await.map_err(|_| ApiError::bug("a panic"))??;
+        background(move || Ok(Loaded::source(&spec, &checked.args).map(|_| ())?)).await?;
         let gone = match self.oldest() {
             Some(oldest) => {
-                self.unload(oldest).await?;
+                // It is gone even if what it kept could not be saved.
+                if let Err(error) = self.unload(oldest).await {
+                    tracing::error!(error = error.message, "a model was not saved");
+                }
                 Some(oldest)
             }
             None => None,
@@ -212,9 +211,7 @@ impl Models {
             }
             tokio::time::sleep(LOOK).await;
         };
-        let closed = tokio::task::spawn_blocking(move || loaded.close());
-        closed.await.map_err(|_| ApiError::bug("a panic"))??;
-        Ok(())
+        background(move || Ok(loaded.close()?)).await
     }
 
     /// Loads a model for requests to come.
@@ -230,11 +227,11 @@ impl Models {
     pub(crate) async fn let_go(self: &Arc<Self>, name: &str) -> ApiResult<()> {
         let (i, _) = self.find(Some(name))?;
         let models = Arc::clone(self);
-        let going = tokio::spawn(async move {
+        outlasting(async move {
             let _change = models.change.lock().await;
             models.unload(i).await
-        });
-        going.await.map_err(|_| ApiError::bug("a panic"))?
+        })
+        .await
     }
 
     /// Unloads models that nobody has asked for in a while, for ever.

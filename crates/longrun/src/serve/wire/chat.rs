@@ -19,6 +19,7 @@ use super::super::http::App;
 use super::super::prompt::{self, Chat};
 use super::super::served::Served;
 use super::super::sse;
+use super::super::tasks::background;
 use super::{
     Common, Tally, alternatives, logprobs, new_id, now, progress_object, stop_reason, with_ignored,
 };
@@ -36,16 +37,20 @@ struct Request {
 /// Answers a conversation.
 pub(crate) async fn chat(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Response> {
     let mut fields = Fields::parse(&body)?;
+    #[cfg(feature = "leak-lab")]
+    let fault = super::super::lab::fault(&mut fields)?;
     let model = fields.string("model")?;
     let served = app.models.writer(model.as_deref()).await?;
     let request = read(fields, served, app.strict)?;
     let ticket = app.admission.enter()?;
-    let prepared = tokio::task::spawn_blocking(move || {
+    let (request, prompt, mask) = background(move || {
         let prompt = request.chat.prompt(&request.served)?;
         let mask = request.form.mask(&request.served, prompt.in_reasoning)?;
-        Ok::<_, ApiError>((request, prompt, mask))
-    });
-    let (request, prompt, mask) = prepared.await.map_err(|_| ApiError::bug("a panic"))??;
+        Ok((request, prompt, mask))
+    })
+    .await?;
+    #[cfg(feature = "leak-lab")]
+    let mask = fault.or(mask);
     let Request { served, common, form, logprobs, ignored, .. } = request;
     let Common { stream, include_usage, include_progress, choices, .. } = common;
     let reading = Reading::Answer {
@@ -92,17 +97,8 @@ fn read(mut fields: Fields, served: Arc<Served>, strict: bool) -> ApiResult<Requ
     if logprobs {
         common.params.logprobs = Some(alternatives("top_logprobs", top.unwrap_or(0))?);
     }
-    #[cfg(feature = "leak-lab")]
-    let fault = fields.count("lab_panic_after")?;
     let ignored = fields.finish(strict)?;
-    let form = Form {
-        answer: common.format.take(),
-        tools,
-        reasoning,
-        #[cfg(feature = "leak-lab")]
-        fault,
-        ..Form::default()
-    };
+    let form = Form { answer: common.format.take(), tools, reasoning, ..Form::default() };
     let tools = if written.is_empty() { Value::Null } else { written.into() };
     let chat = Chat { messages, tools, extra };
     Ok(Request { served, common, chat, form, logprobs, ignored })

@@ -20,6 +20,7 @@ use super::super::http::App;
 use super::super::prompt::encode;
 use super::super::served::Served;
 use super::super::sse;
+use super::super::tasks::background;
 use super::chat::finish_reason;
 use super::logprobs::Lists;
 use super::{Common, Tally, alternatives, new_id, now, progress_object, stop_reason, with_ignored};
@@ -43,14 +44,14 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Api
     }
     let ignored = fields.finish(app.strict)?;
     let form = Form { answer: common.format.take(), ..Form::default() };
-    let prepared = tokio::task::spawn_blocking(move || {
+    let (served, prompts, mask) = background(move || {
         // All prompts are known to be right before the first one is read.
         let ids = prompts.into_iter().map(|prompt| prompt.ids(&served));
         let ids = ids.collect::<ApiResult<Vec<(Vec<u32>, String)>>>()?;
         let mask = form.answer(&served)?;
-        Ok::<_, ApiError>((served, ids, mask))
-    });
-    let (served, prompts, mask) = prepared.await.map_err(|_| ApiError::bug("a panic"))??;
+        Ok((served, ids, mask))
+    })
+    .await?;
     let mut answers = Vec::with_capacity(prompts.len());
     for (i, (ids, text)) in prompts.into_iter().enumerate() {
         let before = if echo { text } else { String::new() };

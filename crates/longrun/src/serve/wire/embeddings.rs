@@ -21,7 +21,8 @@ use super::super::fields::{Fields, id, kind};
 use super::super::http::App;
 use super::super::prompt::encode;
 use super::super::served::Served;
-use super::{background, with_ignored};
+use super::super::tasks::background;
+use super::with_ignored;
 
 /// The most texts of one request.
 const MOST_TEXTS: usize = 2048;

@@ -23,7 +23,6 @@ use longrun_lm::engine::Priority;
 use longrun_lm::grammar::Grammar;
 use longrun_lm::prefix::Miss;
 use longrun_lm::sample::SamplingParams;
-use longrun_lm::{Error, Kind};
 use serde_json::{Value, json};
 
 use super::answering::{Cause, Piece, Timings};
@@ -242,14 +241,6 @@ impl Speed {
             "predicted_per_second": rate(made, self.predicted),
         })
     }
-}
-
-/// Runs what takes long without a wait, such as cutting a long text into tokens, beside the server's own threads.
-pub(crate) async fn background<T: Send + 'static>(
-    work: impl FnOnce() -> ApiResult<T> + Send + 'static,
-) -> ApiResult<T> {
-    let panicked = |_| Error::new(Kind::Bug, "a panic").hint("please report this");
-    tokio::task::spawn_blocking(work).await.map_err(panicked)?
 }
 
 /// A name that nobody else has.

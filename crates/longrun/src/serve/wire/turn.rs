@@ -19,6 +19,7 @@ use super::super::form::Form;
 use super::super::prompt::{Chat, Prompt};
 use super::super::served::Served;
 use super::super::sse::Writer;
+use super::super::tasks::background;
 use super::{loops, priority};
 
 /// What is asked for, whatever the format.
@@ -28,8 +29,6 @@ pub(super) struct Turn {
     /// What the format calls the field of the conversation.
     pub(super) chat_field: &'static str,
     pub(super) form: Form,
-    /// What the format calls the field that says the form of the text.
-    pub(super) form_field: &'static str,
     pub(super) limit: Limit,
     pub(super) params: SamplingParams,
     pub(super) stop: Vec<String>,
@@ -90,19 +89,17 @@ impl Turn {
 
     /// The prompt and the mask; they are made beside the threads that serve.
     async fn prepare(self) -> ApiResult<(Self, Prompt, Option<Mask>)> {
-        let made = tokio::task::spawn_blocking(move || {
+        background(move || {
             let prompt = self.prompt()?;
-            let mask = self.form.mask(&self.served, prompt.in_reasoning);
-            let mask = mask.map_err(|error| renamed(error, self.form_field))?;
+            let mask = self.form.mask(&self.served, prompt.in_reasoning)?;
             Ok((self, prompt, mask))
-        });
-        made.await.map_err(|_| ApiError::bug("a panic"))?
+        })
+        .await
     }
 
     /// Tokens of the prompt.
     pub(super) async fn count(self) -> ApiResult<usize> {
-        let made = tokio::task::spawn_blocking(move || self.prompt());
-        Ok(made.await.map_err(|_| ApiError::bug("a panic"))??.ids.len())
+        background(move || Ok(self.prompt()?.ids.len())).await
     }
 
     /// Hands it to the engine.
@@ -129,15 +126,6 @@ impl Turn {
         };
         answering::start(&turn.served, ask, ticket).map_err(|error| turn.named(error))
     }
-}
-
-/// An error about the form, which is named for the chats' field, in the words of this format.
-fn renamed(error: ApiError, field: &str) -> ApiError {
-    if error.param.as_deref() != Some("response_format") {
-        return error;
-    }
-    let what = error.message.trim_start_matches("response_format: ");
-    ApiError { message: format!("{field}: {what}"), param: Some(field.to_owned()), ..error }
 }
 
 /// A tool as OpenAI writes it to chats, which is what templates read.

@@ -192,7 +192,7 @@ fn form(fields: &mut Fields) -> ApiResult<Form> {
         Some(schema @ Value::Object(_)) => Some(Grammar::json_schema(&schema)),
         Some(_) => return Err(ApiError::field("json_schema", "it is no schema")),
     };
-    Ok(Form { answer, place: Some("json_schema"), ..Form::default() })
+    Ok(Form { answer, place: "json_schema", ..Form::default() })
 }
 
 fn sampling(fields: &mut Fields, served: &Served) -> ApiResult<SamplingParams> {

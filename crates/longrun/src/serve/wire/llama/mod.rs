@@ -27,7 +27,8 @@ use super::super::fields::Fields;
 use super::super::http::App;
 use super::super::served::Served;
 use super::super::sse;
-use super::{Speed, background, logprobs, with_ignored};
+use super::super::tasks::background;
+use super::{Speed, logprobs, with_ignored};
 
 /// Goes on with prompts.
 pub(crate) async fn completion(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Response> {

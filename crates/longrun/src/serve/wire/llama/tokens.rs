@@ -17,7 +17,8 @@ use super::super::super::form;
 use super::super::super::http::App;
 use super::super::super::prompt::{self, Chat};
 use super::super::super::served::Served;
-use super::super::{background, with_ignored};
+use super::super::super::tasks::background;
+use super::super::with_ignored;
 
 /// The most prompts of one request.
 const MOST_PROMPTS: usize = 64;

@@ -81,11 +81,10 @@ fn turn(
         chat_field: "messages",
         form: Form {
             answer,
+            place: "output_config.format",
             tools: Tools { all, choice, parallel },
             reasoning: thinking.budget,
-            ..Form::default()
         },
-        form_field: "output_config.format",
         limit: Limit::Room,
         params,
         stop: Vec::new(),
