@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -13,6 +14,8 @@ pub(crate) struct Server {
     child: Child,
     pub(crate) address: String,
     notes: Arc<Mutex<String>>,
+    /// Takes the notes down until their end.
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -54,7 +57,7 @@ impl Server {
         let notes = Arc::new(Mutex::new(String::new()));
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let kept = Arc::clone(&notes);
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 let mut kept = kept.lock().unwrap();
                 kept.push_str(&line);
@@ -64,7 +67,8 @@ impl Server {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().rsplit_once("http://").map(|(_, address)| address.to_owned());
-        let server = Self { child, address: address.unwrap_or_default(), notes };
+        let address = address.unwrap_or_default();
+        let server = Self { child, address, notes, reader: Some(reader) };
         assert!(!server.address.is_empty(), "it did not start: {}", server.notes());
         server
     }
@@ -91,9 +95,13 @@ impl Server {
         assert!(killed.success());
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and for the last of its notes.
     pub(crate) fn wait(&mut self) -> i32 {
-        self.child.wait().unwrap().code().unwrap_or(-1)
+        let code = self.child.wait().unwrap().code().unwrap_or(-1);
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        code
     }
 
     pub(crate) fn get(&self, path: &str) -> Reply {
