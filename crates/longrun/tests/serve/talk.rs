@@ -237,6 +237,8 @@ fn at_a_terminal_too() {
     wait("> ");
     stdin.write_all(b"/stats\r").unwrap();
     wait("2 messages; 1 answers");
+    // Between two lines the terminal reads for itself and would take Ctrl-D for its own.
+    wait("> ");
     stdin.write_all(b"\x04").unwrap();
     assert!(child.wait().unwrap().success());
     drop(done);
