@@ -25,7 +25,7 @@ macro_rules! per_isa {
                 fn avx2($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
                 match isa.0 {
                     // SAFETY: an `Isa` is only made where the processor has it.
-                    $crate::matmul::Kind::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::matmul::Kind::Avx512 | $crate::matmul::Kind::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::matmul::Kind::Avx2 => return unsafe { avx2($($arg),*) },
                     _ => {}

@@ -256,7 +256,7 @@ impl<C: Code> Source for Packed<C> {
 /// 32 columns of a panel unpacked to bytes and floats, for tiles that share the work of unpacking.
 #[repr(C, align(64))]
 pub(super) struct UnpackedBlock {
-    codes: [[u8; 64]; 8],
+    pub(super) codes: [[u8; 64]; 8],
     scales: [Sums; 2],
     mins: [Sums; 2],
 }
@@ -331,6 +331,23 @@ impl<C: Code> Kernel for Unpack<C> {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Counts the codes of unpacked blocks from their zero, as signed bytes.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Center<'a> {
+    pub(super) blocks: &'a mut [UnpackedBlock],
+    pub(super) zero: u8,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Kernel for Center<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for block in self.blocks {
+            block.codes.as_flattened_mut().iter_mut().for_each(|c| *c = c.wrapping_sub(self.zero));
         }
     }
 }

@@ -14,6 +14,9 @@ pub(crate) enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512, and a unit for products of tiles of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Isa {
@@ -30,7 +33,7 @@ impl Isa {
         Kind::ALL.iter().filter(|kind| kind.exists()).map(|&kind| Self(kind))
     }
 
-    /// Its name: `scalar`, `neon`, `avx2`, `avx512`.
+    /// Its name: `scalar`, `neon`, `avx2`, `avx512`, `amx`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Scalar => "scalar",
@@ -40,6 +43,8 @@ impl Isa {
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => "amx",
         }
     }
 }
@@ -53,6 +58,8 @@ impl Kind {
         Self::Avx2,
         #[cfg(target_arch = "x86_64")]
         Self::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Self::Amx,
     ];
 
     fn exists(self) -> bool {
@@ -75,6 +82,8 @@ impl Kind {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Self::Avx512.exists() && super::amx::exists(),
         }
     }
 }

@@ -99,7 +99,7 @@ unsafe fn zero_term<S: Simd, W: Source>(x: *const u8, sum: usize) -> S::I {
 }
 
 #[inline(always)]
-unsafe fn read<T: Copy>(from: *const u8) -> T {
+pub(super) unsafe fn read<T: Copy>(from: *const u8) -> T {
     // SAFETY: the caller has a `T` there.
     unsafe { from.cast::<T>().read_unaligned() }
 }

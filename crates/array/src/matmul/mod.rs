@@ -12,6 +12,8 @@ use std::ops::Range;
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -32,7 +34,7 @@ pub use activations::{dequantize_activations, quantize_activations, quantized_ro
 pub use isa::Isa;
 pub(crate) use isa::Kind;
 
-use self::codes::{Packed, with_code};
+use self::codes::with_code;
 use self::drive::Job;
 use crate::format::Format;
 use crate::panel::PanelLayout;
@@ -127,9 +129,11 @@ pub fn matmul_f32(
     assert!(x.cols == layout.cols(), "{} columns for {} weights", x.cols, layout.cols());
     let row_bytes = x.cols.saturating_mul(4);
     let job = Job { isa, layout, w, bias, y, rows: x.rows, row_bytes };
-    job.run(panels, |panel, rows, sums| {
+    job.run(panels, |panels, rows, sums| {
         let from = &x.data[rows.start * x.stride..];
-        job.float_panel(panel, from, x.stride, sums);
+        for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows.len())) {
+            job.float_panel(job.panel(panel), from, x.stride, sums);
+        }
     });
 }
 
@@ -152,10 +156,12 @@ pub fn matmul_q8(
     assert!(x.cols == layout.cols(), "{} columns for {} weights", x.cols, layout.cols());
     let row_bytes = quantized_row_bytes(layout.cols());
     let job = Job { isa, layout, w, bias, y, rows: x.rows, row_bytes };
-    job.run(panels, |panel, rows, sums| {
+    #[cfg(target_arch = "x86_64")]
+    let _shapes = job.shapes();
+    job.run(panels, |panels, rows, sums| {
         let x = &x.data[rows.start * row_bytes..rows.end * row_bytes];
         with_code!(layout.format(),
-            C => job.code_panel(Packed::<C>::new(panel.as_ptr(), layout.format()), x, sums),
+            C => job.code_panels::<C>(panels, x, rows.len(), sums),
             float => unreachable!("checked above"))
     });
 }
