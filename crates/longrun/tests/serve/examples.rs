@@ -13,7 +13,7 @@ pub(crate) fn of(name: &str) -> Vec<Value> {
         "ResponsesRequest" => responses(),
         "MessagesRequest" => {
             let answered =
-                all_messages().into_iter().map(|body| with(body, json!({"max_tokens": 9})));
+                all_messages().into_iter().map(|body| with(body, json!({"max_tokens": 2})));
             let choosing =
                 with(with(choosing(), own()), json!({"stop_sequences": ["x"], "stream": false}));
             let mut all: Vec<Value> = answered.collect();
