@@ -30,7 +30,7 @@ cargo xtask families                  every checkpoint of testdata beside its re
 cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table
 cargo xtask page                      the server's page in a headless browser, into docs/page.png
 cargo xtask clients [TEST]...         the official clients of OpenAI and Anthropic, and LangChain's, talk to the server
-cargo xtask schema [SECONDS]          requests made from the server's own document, against a tiny model";
+cargo xtask schema [SECONDS [SEED]]   requests made from the server's own document, against a tiny model";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -17,6 +17,9 @@ const KEY: &str = "of-this-run";
 /// Seconds of the run if nothing is said.
 const SECONDS: u64 = 120;
 
+/// Where the requests come from if nothing is said.
+const SEED: u64 = 1;
+
 /// A server in a process of its own, which ends with this.
 struct Server {
     child: Child,
@@ -71,9 +74,11 @@ impl Drop for Server {
 /// Runs all checks but one: a request of the right shape may ask for what no server can do, such as a prompt that is
 /// longer than the context, so that not every one of them is accepted.
 pub(crate) fn schema(args: &[&str]) -> Result<()> {
-    let seconds = match args {
-        [] => SECONDS,
-        [n] => n.parse().map_err(|_| format!("{n:?} is no number of seconds"))?,
+    let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no whole number"));
+    let (seconds, seed) = match args {
+        [] => (SECONDS, SEED),
+        [seconds] => (number(seconds)?, SEED),
+        [seconds, seed] => (number(seconds)?, number(seed)?),
         _ => return Err(format!("schema does not know {args:?}")),
     };
     let python = python(".cache/schema", &PACKAGES)?;
@@ -82,7 +87,8 @@ pub(crate) fn schema(args: &[&str]) -> Result<()> {
     let mut command = Command::new(python.with_file_name("schemathesis"));
     command.args(["run", &format!("{}/openapi.json", server.address)]);
     command.args(["--max-time", &seconds.to_string(), "--request-timeout", "30"]);
-    command.args(["--exclude-checks", "positive_data_acceptance", "--seed", "1"]);
+    command.args(["--exclude-checks", "positive_data_acceptance"]);
+    command.args(["--seed", &seed.to_string()]);
     command.args(["--header", &format!("Authorization: Bearer {KEY}")]);
     // What llama-server has and this server has not is refused with a status that counts as a fault.
     let refused = "^post_(v1_)?(props|infill|rerank|reranking)$";

@@ -123,6 +123,20 @@ impl Fields {
         self.typed(name, "a number", |v| v.as_f64().map(|x| x as f32).filter(|x| x.is_finite()))
     }
 
+    /// A number within bounds as it was written: what is so after rounding only is not.
+    pub(crate) fn within(&mut self, name: &str, low: f64, high: f64) -> ApiResult<Option<f32>> {
+        let outside = |x: &f64| !(low..=high).contains(x);
+        if let Some(x) = self.peek(name).and_then(Value::as_f64).filter(outside) {
+            let what = if high.is_finite() {
+                format!("{x:e} is not a number from {low} to {high}")
+            } else {
+                format!("{x:e} is less than {low}")
+            };
+            return Err(ApiError::field(&self.path(name), what));
+        }
+        self.number(name)
+    }
+
     /// A whole number of at least 0.
     pub(crate) fn count(&mut self, name: &str) -> ApiResult<Option<usize>> {
         self.typed(name, "a whole number of at least 0", |v| {
@@ -132,6 +146,22 @@ impl Fields {
                 .or_else(|| v.as_f64().and_then(whole).map(|x| x as u64))
                 .and_then(|n| usize::try_from(n).ok())
         })
+    }
+
+    /// The same, within bounds.
+    pub(crate) fn counted(
+        &mut self,
+        name: &str,
+        low: usize,
+        high: usize,
+    ) -> ApiResult<Option<usize>> {
+        let count = self.count(name)?;
+        match count.filter(|n| !(low..=high).contains(n)) {
+            Some(n) => {
+                Err(ApiError::field(&self.path(name), format!("{n} is not {low} to {high}")))
+            }
+            None => Ok(count),
+        }
     }
 
     /// A whole number, which may be below 0.
@@ -191,18 +221,20 @@ impl Fields {
     }
 }
 
-/// Those of them that are numbers and have one name in all wires.
+/// As large as a number gets.
+pub(crate) const MOST: f64 = f64::INFINITY;
+
+/// Those fields of sampling that are numbers and have one name and one meaning in all wires.
 pub(crate) fn sampling_numbers(fields: &mut Fields, params: &mut SamplingParams) -> ApiResult<()> {
-    for (name, place) in [
-        ("temperature", &mut params.temperature),
-        ("top_p", &mut params.top_p),
-        ("min_p", &mut params.min_p),
-        ("xtc_probability", &mut params.xtc_probability),
-        ("xtc_threshold", &mut params.xtc_threshold),
-        ("presence_penalty", &mut params.presence_penalty),
-        ("frequency_penalty", &mut params.frequency_penalty),
+    for (name, place, low, high) in [
+        ("temperature", &mut params.temperature, 0.0, MOST),
+        ("top_p", &mut params.top_p, 0.0, 1.0),
+        ("min_p", &mut params.min_p, 0.0, 1.0),
+        ("xtc_probability", &mut params.xtc_probability, 0.0, 1.0),
+        ("presence_penalty", &mut params.presence_penalty, -MOST, MOST),
+        ("frequency_penalty", &mut params.frequency_penalty, -MOST, MOST),
     ] {
-        if let Some(x) = fields.number(name)? {
+        if let Some(x) = fields.within(name, low, high)? {
             *place = x;
         }
     }
@@ -215,7 +247,10 @@ pub(crate) fn sampling(
     mut params: SamplingParams,
 ) -> ApiResult<SamplingParams> {
     sampling_numbers(fields, &mut params)?;
-    if let Some(x) = fields.number("repetition_penalty")? {
+    if let Some(x) = fields.within("xtc_threshold", 0.0, 0.5)? {
+        params.xtc_threshold = x;
+    }
+    if let Some(x) = fields.within("repetition_penalty", 0.0, MOST)? {
         params.repetition_penalty = x;
     }
     for (name, place) in [
@@ -241,7 +276,9 @@ fn logit_bias(fields: Fields) -> ApiResult<Vec<(u32, f32)>> {
     let mut all = Vec::new();
     for (id, bias) in fields.into_rest() {
         let place = "logit_bias";
-        let number = id.trim().parse().map_err(|_| {
+        let is_id = id.len() < 10 && id.bytes().all(|byte| byte.is_ascii_digit());
+        let number = Some(&id).filter(|_| is_id).and_then(|id| id.parse().ok());
+        let number = number.ok_or_else(|| {
             ApiError::field(place, format!("{} is no token id", short(&Value::from(id.as_str()))))
         })?;
         let wrong = || ApiError::field(place, format!("the bias of token {number} is no number"));
@@ -338,9 +375,15 @@ mod tests {
         assert_eq!(whole.unwrap().seed, Some(94));
         let negative = sampling(&mut fields(r#"{"seed": -1}"#), SamplingParams::default());
         assert_eq!(negative.unwrap().seed, None);
-        for bad in
-            [r#"{"logit_bias": {"x": 1}}"#, r#"{"logit_bias": {"1": "x"}}"#, r#"{"seed": 1.5}"#]
-        {
+        for bad in [
+            r#"{"logit_bias": {"x": 1}}"#,
+            r#"{"logit_bias": {"+1": 1}}"#,
+            r#"{"logit_bias": {"1": "x"}}"#,
+            r#"{"seed": 1.5}"#,
+            // As an f32 they are 1 and 0.
+            r#"{"top_p": 1.0000000000000002}"#,
+            r#"{"min_p": -1e-300}"#,
+        ] {
             assert!(sampling(&mut fields(bad), SamplingParams::default()).is_err(), "{bad}");
         }
     }

@@ -163,7 +163,7 @@ pub(crate) fn format(mut format: Fields) -> ApiResult<Option<Grammar>> {
     let grammar = match name.as_str() {
         "text" => None,
         "json_object" => match format.take("schema") {
-            Some(schema) => Some(Grammar::json_schema(&schema)),
+            Some(schema) => Some(grammar(&schema, &format.path("schema"))?),
             None => Some(Grammar::json_object()),
         },
         "json_schema" => {
@@ -178,7 +178,13 @@ pub(crate) fn format(mut format: Fields) -> ApiResult<Option<Grammar>> {
         }
         "regex" => Some(Grammar::regex(&text(&mut format, "pattern")?)),
         "grammar" => Some(Grammar::lark(&text(&mut format, "grammar")?)),
-        "choice" => Some(Grammar::choice(&format.strings("choice")?)),
+        "choice" => {
+            let all = format.strings("choice")?;
+            if all.is_empty() {
+                return Err(ApiError::field(&format.path("choice"), "there is none"));
+            }
+            Some(Grammar::choice(&all))
+        }
         other => {
             let what = format!(
                 "{other:?} is none of text, json_object, json_schema, regex, grammar, choice"
@@ -196,10 +202,13 @@ fn schema(fields: &mut Fields) -> ApiResult<Grammar> {
     fields.string("description")?;
     // All schemas are held to.
     fields.bool("strict")?;
-    let place = fields.path("schema");
-    match fields.required("schema")? {
-        schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Grammar::json_schema(&schema)),
-        other => Err(ApiError::field(&place, format!("{} is no schema", kind(&other)))),
+    grammar(&fields.required("schema")?, &fields.path("schema"))
+}
+
+fn grammar(schema: &Value, place: &str) -> ApiResult<Grammar> {
+    match schema {
+        Value::Object(_) | Value::Bool(_) => Ok(Grammar::json_schema(schema)),
+        other => Err(ApiError::field(place, format!("{} is no schema", kind(other)))),
     }
 }
 
@@ -222,36 +231,41 @@ pub(crate) fn tools(fields: &mut Fields) -> ApiResult<(Tools, Vec<Value>)> {
 }
 
 fn tool(value: &Value, i: usize) -> ApiResult<Tool> {
-    let wrong = |what: &str| ApiError::field(&format!("tools[{i}]"), what);
+    let place = format!("tools[{i}]");
+    let wrong = |what: &str| ApiError::field(&place, what);
     let function = value.get("function").ok_or_else(|| wrong("it is no function"))?;
-    let name = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
+    let mut function = Fields::of(function.clone(), &format!("{place}.function"))?;
+    let name = function.string("name")?.filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| wrong("its function has no name"))?;
-    let parameters = function.get("parameters").cloned().unwrap_or_default();
-    if !(parameters.is_null() || parameters.is_object()) {
-        return Err(wrong("its parameters are no schema"));
-    }
-    let strict = function.get("strict").and_then(Value::as_bool).unwrap_or(false);
-    Ok(Tool { name: name.to_owned(), parameters, strict })
+    // Templates are given it as it was written.
+    function.string("description")?;
+    let parameters = function.object("parameters")?.map(Fields::into_rest);
+    let parameters = parameters.map_or(Value::Null, Value::Object);
+    let strict = function.bool("strict")?.unwrap_or(false);
+    Ok(Tool { name, parameters, strict })
 }
 
 /// Reads OpenAI's `tool_choice`.
 pub(crate) fn tool_choice(value: &Value, tools: &[Tool]) -> ApiResult<ToolChoice> {
     let wrong = |what: String| ApiError::field("tool_choice", what);
-    let name = match value {
-        Value::String(text) => {
-            return match text.as_str() {
-                "auto" => Ok(ToolChoice::Auto),
-                "none" => Ok(ToolChoice::None),
-                "required" | "any" => Ok(ToolChoice::Required),
-                other => Err(wrong(format!("{other:?} is none of auto, none, required"))),
-            };
-        }
-        // With and without an object around the name.
-        value => value.pointer("/function/name").or_else(|| value.get("name")),
-    };
-    let name = name.and_then(Value::as_str).ok_or_else(|| wrong("it names no function".into()))?;
+    if let Value::String(text) = value {
+        return match text.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" | "any" => Ok(ToolChoice::Required),
+            other => Err(wrong(format!("{other:?} is none of auto, none, required"))),
+        };
+    }
+    let mut fields = Fields::of(value.clone(), "tool_choice")?;
+    if let Some(other) = fields.string("type")?.filter(|kind| kind != "function") {
+        let what = format!("{other:?} is not supported; name a function");
+        return Err(ApiError::field("tool_choice.type", what));
+    }
+    // With and without an object around the name.
+    let mut named = fields.object("function")?.unwrap_or(fields);
+    let name = named.string("name")?.ok_or_else(|| wrong("it names no function".into()))?;
     if tools.iter().any(|tool| tool.name == name) {
-        return Ok(ToolChoice::Named(name.to_owned()));
+        return Ok(ToolChoice::Named(name));
     }
     Err(wrong(format!("there is no tool {name:?}")))
 }
@@ -321,17 +335,25 @@ mod tests {
             assert_eq!((read.choice, read.parallel), (choice, Some(false)));
             assert_eq!((read.all.len(), written.len()), (1, 1));
         }
-        for bad in [json!("maybe"), json!({"function": {"name": "g"}}), json!(1)] {
-            assert_eq!(read(bad).unwrap_err().param.as_deref(), Some("tool_choice"));
+        for (bad, param) in [
+            (json!("maybe"), "tool_choice"),
+            (json!({"function": {"name": "g"}}), "tool_choice"),
+            (json!(1), "tool_choice"),
+            (json!({"type": "custom", "name": "f"}), "tool_choice.type"),
+            (json!({"function": "f", "name": "f"}), "tool_choice.function"),
+        ] {
+            assert_eq!(read(bad).unwrap_err().param.as_deref(), Some(param));
         }
-        for bad in [
-            json!({}),
-            json!({"function": {}}),
-            json!({"function": {"name": "f", "parameters": 1}}),
-            json!(3),
+        for (bad, param) in [
+            (json!({}), "tools[0]"),
+            (json!({"function": {}}), "tools[0]"),
+            (json!({"function": 1}), "tools[0].function"),
+            (json!({"function": {"name": "f", "parameters": 1}}), "tools[0].function.parameters"),
+            (json!({"function": {"name": "f", "strict": 1}}), "tools[0].function.strict"),
+            (json!(3), "tools[0]"),
         ] {
             let error = tools(&mut fields(&json!({ "tools": [bad] }))).unwrap_err();
-            assert_eq!(error.param.as_deref(), Some("tools[0]"));
+            assert_eq!(error.param.as_deref(), Some(param));
         }
     }
 }

@@ -132,6 +132,14 @@ impl Models {
         Err(ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error })
     }
 
+    /// Every name that finds a model.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut all = ANY.map(str::to_owned).to_vec();
+        all.extend(self.entries().iter().map(|entry| entry.spec.name.clone()));
+        all.extend(self.args.lora.iter().map(|(name, _)| name.clone()));
+        all
+    }
+
     fn loaded_at(&self, i: usize) -> Option<Arc<Loaded>> {
         let entry = &mut self.entries()[i];
         entry.used = Instant::now();

@@ -36,7 +36,7 @@ fn folder(name: &str, mode: &str) -> PathBuf {
     folder
 }
 
-fn server(name: &str, mode: &str, flags: &[&str]) -> Server {
+pub(crate) fn server(name: &str, mode: &str, flags: &[&str]) -> Server {
     let folder = folder(name, mode);
     let given = ["--model", folder.to_str().unwrap(), "--alias", "vectors", "--memory", "64MiB"];
     Server::start(&[&given[..], flags].concat())

@@ -3,7 +3,9 @@
 mod adapters;
 mod cases;
 mod chat;
+mod document;
 mod embeddings;
+mod examples;
 mod faults;
 mod forms;
 mod kept;
@@ -15,6 +17,7 @@ mod openapi;
 mod packaging;
 mod page;
 mod responses;
+mod schema;
 mod server;
 mod soak;
 mod talk;

@@ -127,8 +127,8 @@ fn names_in(schema: &Value, names: &mut BTreeSet<String>) {
 fn read_names(source: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let readers = [
-        "bool", "string", "number", "count", "whole", "seed", "strings", "object", "list", "take",
-        "required",
+        "bool", "string", "number", "within", "count", "counted", "whole", "seed", "strings",
+        "object", "list", "take", "required",
     ];
     for reader in readers {
         for (at, call) in source.match_indices(&format!(".{reader}(\"")) {

@@ -4,13 +4,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Facts;
-
 /// The schemas by name.
-pub(super) fn schemas(facts: &Facts) -> Map<String, Value> {
+pub(super) fn schemas() -> Map<String, Value> {
     let mut all = Map::new();
     let mut add = |name: &str, schema: Value| _ = all.insert(name.to_owned(), schema);
-    add("SomeTokens", json!({"type": "integer", "minimum": 1, "maximum": facts.context}));
     add("Loop", any(vec![json!({"type": "boolean"}), json!({"type": "integer", "minimum": 1})]));
     add(
         "Priority",
@@ -19,12 +16,12 @@ pub(super) fn schemas(facts: &Facts) -> Map<String, Value> {
     add("False", json!({"const": false}));
     add("Truncation", json!({"const": "disabled"}));
     add("ResponseFormat", response_format());
-    let named = |kind: &str| object(&["type"], json!({"type": {"const": kind}, "name": text()}));
+    let kind = json!({"const": "function"});
+    let named = object(&["name"], json!({"type": kind, "name": text()}));
     let function = object(&["name"], json!({"name": text()}));
-    let by_function =
-        object(&["function"], json!({"type": {"const": "function"}, "function": function}));
-    let words = json!({"enum": ["auto", "none", "required"]});
-    add("ToolChoice", any(vec![words, by_function, named("function")]));
+    let by_function = object(&["function"], json!({"type": kind, "function": function}));
+    let words = json!({"enum": ["auto", "none", "required", "any"]});
+    add("ToolChoice", any(vec![words, by_function, named]));
     responses(&mut add);
     messages(&mut add);
     all
@@ -64,38 +61,37 @@ fn of_type(kind: &str, required: &[&str], mut properties: Value) -> Value {
 fn response_format() -> Value {
     let schema = json!({"name": text(), "description": text(), "strict": {"type": "boolean"},
         "schema": {"type": ["object", "boolean"]}});
-    let schema = object(&["schema"], schema);
+    let inner = object(&["schema"], schema.clone());
+    let texts = json!({"type": "array", "items": text(), "minItems": 1});
     any(vec![
         of_type("text", &[], json!({})),
         of_type("json_object", &[], json!({"schema": {"type": ["object", "boolean"]}})),
-        of_type("json_schema", &["json_schema"], json!({"json_schema": schema})),
+        of_type("json_schema", &["json_schema"], json!({"json_schema": inner})),
+        of_type("json_schema", &["schema"], schema),
         of_type("regex", &["pattern"], json!({"pattern": text()})),
         of_type("grammar", &["grammar"], json!({"grammar": text()})),
-        of_type("choice", &["choice"], json!({"choice": any(vec![text(), list(text())])})),
+        of_type("choice", &["choice"], json!({"choice": any(vec![text(), texts])})),
     ])
 }
 
 fn responses(add: &mut impl FnMut(&str, Value)) {
-    let content = any(vec![
-        text(),
-        list(any(vec![
-            of_type("input_text", &["text"], json!({"text": text()})),
-            of_type("output_text", &["text"], json!({"text": text()})),
-        ])),
-    ]);
+    let content = any(vec![text(), of("TextParts")]);
     let roles = json!({"enum": ["system", "developer", "user", "assistant"]});
     let message = object(
         &["role", "content"],
-        json!({"type": {"const": "message"}, "role": roles, "content": content}),
+        json!({"type": {"const": "message"}, "role": roles, "content": content.clone()}),
     );
+    let thoughts = list(object(&["text"], json!({"text": text()})));
+    let thought = json!({"summary": thoughts, "content": thoughts, "encrypted_content": text()});
     let call = json!({"call_id": text(), "name": text(), "arguments": text()});
     let items = vec![
         message,
-        of_type("function_call", &["call_id", "name", "arguments"], call),
+        of_type("reasoning", &[], thought),
+        of_type("function_call", &["call_id", "name"], call),
         of_type(
             "function_call_output",
-            &["call_id", "output"],
-            json!({"call_id": text(), "output": text()}),
+            &["call_id"],
+            json!({"call_id": text(), "output": content}),
         ),
     ];
     add(
@@ -105,23 +101,17 @@ fn responses(add: &mut impl FnMut(&str, Value)) {
     let tool = json!({"name": text(), "description": text(), "strict": {"type": "boolean"},
         "parameters": {"type": ["object", "null"]}});
     add("FlatTools", list(of_type("function", &["name"], tool)));
-    add("Include", list(json!({"const": "message.output_text.logprobs"})));
-    let summary = json!({"enum": ["auto", "concise", "detailed"]});
+    let include = json!({"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]});
+    add("Include", any(vec![include.clone(), list(include)]));
     add(
         "ResponseReasoning",
         object(
             &[],
             json!({"effort": text(), "max_tokens": {"type": "integer", "minimum": 0},
-        "summary": summary, "generate_summary": summary}),
+        "summary": text(), "generate_summary": text()}),
         ),
     );
-    let schema = json!({"name": text(), "description": text(), "strict": {"type": "boolean"},
-        "schema": {"type": ["object", "boolean"]}});
-    let format = any(vec![
-        of_type("text", &[], json!({})),
-        of_type("json_object", &[], json!({})),
-        of_type("json_schema", &["schema"], schema),
-    ]);
+    let format = of("ResponseFormat");
     add("ResponseText", object(&[], json!({"format": format, "verbosity": text()})));
     add("ResponseStreamOptions", object(&[], json!({"include_obfuscation": {"type": "boolean"}})));
 }
@@ -135,8 +125,9 @@ fn messages(add: &mut impl FnMut(&str, Value)) {
     let user = list(any(vec![said.clone(), of_type("tool_result", &["tool_use_id"], result)]));
     let thought =
         of_type("thinking", &["thinking"], json!({"thinking": text(), "signature": text()}));
-    let assistant =
-        list(any(vec![said, thought, of_type("tool_use", &["id", "name", "input"], call)]));
+    let hidden = of_type("redacted_thinking", &[], json!({"data": text()}));
+    let call = of_type("tool_use", &["id", "name"], call);
+    let assistant = list(any(vec![said, thought, hidden, call]));
     let message = |role: &str, blocks: Value| {
         let content = any(vec![text(), blocks]);
         object(&["role", "content"], json!({"role": {"const": role}, "content": content}))
@@ -152,21 +143,14 @@ fn messages(add: &mut impl FnMut(&str, Value)) {
         "AnthropicChoice",
         any(vec![
             of_type("auto", &[], single.clone()),
-            of_type("any", &[], single),
+            of_type("any", &[], single.clone()),
             of_type("tool", &["name"], named),
-            of_type("none", &[], json!({})),
+            of_type("none", &[], single),
         ]),
     );
-    let enabled = json!({"budget_tokens": {"type": "integer", "minimum": 0}, "display": text()});
-    add(
-        "Thinking",
-        any(vec![
-            of_type("enabled", &[], enabled),
-            of_type("adaptive", &[], json!({"display": text()})),
-            of_type("disabled", &[], json!({})),
-        ]),
-    );
-    let format =
-        of_type("json_schema", &["schema"], json!({"schema": {"type": ["object", "boolean"]}}));
+    let thinking = json!({"type": {"enum": ["enabled", "adaptive", "disabled"]},
+        "budget_tokens": {"type": "integer", "minimum": 0}, "display": {"enum": ["summarized", "omitted"]}});
+    add("Thinking", object(&["type"], thinking));
+    let format = of("ResponseFormat");
     add("OutputConfig", object(&[], json!({"effort": text(), "format": format})));
 }

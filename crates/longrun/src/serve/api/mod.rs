@@ -48,7 +48,7 @@ enum Answer {
 
 /// What of the document depends on how the server was started.
 struct Facts {
-    /// Names of models.
+    /// Names that find a model.
     names: Vec<String>,
     /// Token ids are below this.
     vocab: usize,
@@ -61,11 +61,9 @@ struct Facts {
 impl Facts {
     fn of(app: &App) -> Self {
         let models = app.models.loaded();
-        let mut names = vec!["default".to_owned()];
-        names.extend(models.iter().map(|served| served.name.clone()));
         let vocab = models.iter().map(|served| served.vocab).max().unwrap_or(1);
         let context = models.iter().map(|served| served.context).max().unwrap_or(1);
-        Self { names, vocab, context, is_keyed: !app.keys.is_empty() }
+        Self { names: app.models.names(), vocab, context, is_keyed: !app.keys.is_empty() }
     }
 }
 

@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::super::fields::MOST;
 use super::super::wire::llama::samplers;
 use super::{Facts, forms};
 
@@ -32,9 +33,6 @@ enum Kind {
 type Field = (&'static str, Kind);
 
 use Kind::{Bool, Count, Nothing, Number, Object, Of, Seed, Text, Texts, Whole};
-
-/// As large as a number gets.
-const MOST: f64 = f64::INFINITY;
 
 /// What all requests for text have.
 const TEXT: &[Field] = &[("ignore_eos", Bool), ("stream", Bool), ("model", Of("ModelName"))];
@@ -143,7 +141,7 @@ const LLAMA: &[Field] = &[
     ("t_max_predict_ms", Whole),
     ("response_fields", Texts),
     ("grammar", Nothing),
-    ("json_schema", Object),
+    ("json_schema", Of("SchemaOrNothing")),
 ];
 
 const TEMPLATE: &[Field] = &[
@@ -174,7 +172,7 @@ const REQUESTS: &[Request] = &[
     ("ResponsesRequest", &[("input", Of("ResponseInput"))], &[TEXT, CHOOSING, OWN, RESPONSES]),
     (
         "MessagesRequest",
-        &[("messages", Of("AnthropicMessages")), ("max_tokens", Of("SomeTokens"))],
+        &[("messages", Of("AnthropicMessages")), ("max_tokens", Count(1, u64::MAX))],
         &[TEXT, CHOOSING, OWN, MESSAGES, &[("stop_sequences", Texts)]],
     ),
     (
@@ -244,7 +242,7 @@ impl Kind {
 /// The schemas by name.
 pub(super) fn schemas(facts: &Facts) -> Map<String, Value> {
     let mut all = parts(facts);
-    all.append(&mut forms::schemas(facts));
+    all.append(&mut forms::schemas());
     for (name, required, groups) in REQUESTS {
         let mut properties = Map::new();
         for (field, kind) in *required {
@@ -283,11 +281,11 @@ fn parts(facts: &Facts) -> Map<String, Value> {
         "type": "object",
         "required": ["prompt_string"],
         "properties": {"prompt_string": text()},
-        "additionalProperties": false,
     });
     let mixed = list(any(&[of("Id"), text()]), 1 << 24);
     add("Parts", any(&[text(), object, mixed]));
     add("LlamaPrompts", any(&[of("Parts"), list(of("Parts"), 64)]));
+    add("TextParts", text_parts());
     add("Messages", messages());
     add("Tools", tools());
     let bias = json!({"type": "number"});
@@ -308,11 +306,13 @@ fn parts(facts: &Facts) -> Map<String, Value> {
     add("Bias", any(&[by_token, json!({"type": "array", "items": pair})]));
     let names = json!({"enum": samplers::names_of_all()});
     let letters = json!({"type": "string", "pattern": "^[epmxktdysa]*$"});
-    add("Samplers", any(&[letters, json!({"type": "array", "items": names, "uniqueItems": true})]));
+    add("Samplers", any(&[letters, json!({"type": "array", "items": names})]));
+    add("SchemaOrNothing", any(&[json!({"type": "object"}), json!({"const": ""})]));
     parts
 }
 
-fn messages() -> Value {
+/// A text in parts, in the words of both of OpenAI's endpoints.
+fn text_parts() -> Value {
     let text = json!({
         "type": "object",
         "required": ["text"],
@@ -327,10 +327,14 @@ fn messages() -> Value {
         "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
     });
     let part = json!({"anyOf": [{"type": "string"}, text, refusal]});
-    let list = json!({"type": "array", "items": part});
+    json!({"type": "array", "items": part})
+}
+
+fn messages() -> Value {
+    let parts = json!({"$ref": "#/components/schemas/TextParts"});
     let of = |roles: &[&str], required: &[&str]| {
         let text = if roles == ["assistant"] { json!(["string", "null"]) } else { json!("string") };
-        let content = json!({"anyOf": [{"type": text}, list]});
+        let content = json!({"anyOf": [{"type": text}, parts]});
         json!({
             "type": "object",
             "required": required,
@@ -358,7 +362,12 @@ fn tools() -> Value {
     let function = json!({
         "type": "object",
         "required": ["name"],
-        "properties": {"name": {"type": "string"}, "parameters": {"type": ["object", "null"]}},
+        "properties": {
+            "name": {"type": "string", "minLength": 1},
+            "description": {"type": ["string", "null"]},
+            "parameters": {"type": ["object", "null"]},
+            "strict": {"type": ["boolean", "null"]},
+        },
     });
     let tool =
         json!({"type": "object", "required": ["function"], "properties": {"function": function}});

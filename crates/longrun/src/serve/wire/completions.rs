@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::super::answering::{self, Ask, Cause, Finish, Piece, Pieces, Reading};
 use super::super::error::{ApiError, ApiResult};
-use super::super::fields::{Fields, kind};
+use super::super::fields::{Fields, id, kind};
 use super::super::form::Form;
 use super::super::http::App;
 use super::super::prompt::encode;
@@ -92,10 +92,7 @@ impl Prompt {
 
 fn prompts(value: Value) -> ApiResult<Vec<Prompt>> {
     let wrong = |what: String| ApiError::field("prompt", what);
-    let ids = |values: &[Value]| {
-        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
-        values.iter().map(id).collect::<Option<Vec<u32>>>()
-    };
+    let ids = |values: &[Value]| values.iter().map(id).collect::<Option<Vec<u32>>>();
     let prompts = match &value {
         Value::String(text) => vec![Prompt::Text(text.clone())],
         Value::Array(values) if values.first().is_some_and(Value::is_number) => {

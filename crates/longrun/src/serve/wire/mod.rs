@@ -66,13 +66,15 @@ impl Common {
             options.finish(true)?;
         }
         include_progress |= fields.bool("return_progress")?.unwrap_or(false);
-        let choices = fields.count("n")?.unwrap_or(1);
-        if !(1..=MOST_CHOICES).contains(&choices) {
-            let what = format!("{choices} is not 1 to {MOST_CHOICES}");
-            return Err(ApiError::field("n", what));
-        }
+        let choices = fields.counted("n", 1, MOST_CHOICES)?.unwrap_or(1);
         let old = fields.count("max_tokens")?;
-        let max_tokens = fields.count("max_completion_tokens")?.or(old);
+        let new = fields.count("max_completion_tokens")?;
+        // What the newer name goes before has to make sense all the same.
+        if let Some(old) = old.filter(|old| new.is_some() && *old > served.context) {
+            let what = format!("{old} is more than the context of {} tokens", served.context);
+            return Err(ApiError::field("max_tokens", what));
+        }
+        let max_tokens = new.or(old);
         let stop = fields.strings("stop")?;
         let ignore_eos = fields.bool("ignore_eos")?.unwrap_or(false);
         let params = sampling(fields, served.source.defaults.params.clone())?;

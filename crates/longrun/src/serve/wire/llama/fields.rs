@@ -11,7 +11,7 @@ use longrun_lm::sample::SamplingParams;
 use serde_json::{Value, json};
 
 use super::super::super::error::{ApiError, ApiResult};
-use super::super::super::fields::{Fields, float, id, kind, sampling_numbers};
+use super::super::super::fields::{Fields, MOST, float, id, kind, sampling_numbers};
 use super::super::super::form::Form;
 use super::super::super::prompt::encode;
 use super::super::super::served::Served;
@@ -80,11 +80,8 @@ impl Wish {
     /// Reads it, and what constrains its texts.
     pub(super) fn read(fields: &mut Fields, served: &Served) -> ApiResult<(Self, Form)> {
         refuse(fields)?;
-        let counts = (fields.count("n")?, fields.count("n_cmpl")?);
-        let choices = counts.1.or(counts.0).unwrap_or(1);
-        if !(1..=MOST_CHOICES).contains(&choices) {
-            return Err(ApiError::field("n_cmpl", format!("{choices} is not 1 to {MOST_CHOICES}")));
-        }
+        let old = fields.counted("n", 1, MOST_CHOICES)?;
+        let choices = fields.counted("n_cmpl", 1, MOST_CHOICES)?.or(old).unwrap_or(1);
         let mut n_predict = None;
         for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
             n_predict = fields.whole(name)?.or(n_predict);
@@ -183,7 +180,7 @@ fn refuse(fields: &mut Fields) -> ApiResult<()> {
 
 /// What constrains the text.
 fn form(fields: &mut Fields) -> ApiResult<Form> {
-    if fields.string("grammar")?.is_some_and(|text| !text.trim().is_empty()) {
+    if fields.string("grammar")?.is_some_and(|text| !text.is_empty()) {
         return Err(ApiError::field("grammar", "GBNF is not read; give a json_schema"));
     }
     let answer = match fields.take("json_schema") {
@@ -198,12 +195,14 @@ fn form(fields: &mut Fields) -> ApiResult<Form> {
 fn sampling(fields: &mut Fields, served: &Served) -> ApiResult<SamplingParams> {
     let mut params = served.source.defaults.params.clone();
     sampling_numbers(fields, &mut params)?;
-    if let Some(x) = fields.number("repeat_penalty")? {
+    if let Some(x) = fields.within("repeat_penalty", 0.0, MOST)? {
         params.repetition_penalty = x;
     }
     // More than a half is a way to switch it off.
-    if params.xtc_threshold > 0.5 {
-        (params.xtc_probability, params.xtc_threshold) = (0.0, 0.5);
+    match fields.within("xtc_threshold", 0.0, MOST)? {
+        Some(x) if x > 0.5 => (params.xtc_probability, params.xtc_threshold) = (0.0, 0.5),
+        Some(x) => params.xtc_threshold = x,
+        None => {}
     }
     if let Some(k) = fields.whole("top_k")? {
         params.top_k = usize::try_from(k).unwrap_or(0);
@@ -212,12 +211,8 @@ fn sampling(fields: &mut Fields, served: &Served) -> ApiResult<SamplingParams> {
     let fresh = || RandomState::new().hash_one(0u64) >> 32;
     params.seed = Some(fields.seed("seed")?.or(params.seed).unwrap_or_else(fresh));
     params.logit_bias.extend(logit_bias(fields, served)?);
-    let old = fields.count("logprobs")?;
-    let n_probs = fields.count("n_probs")?.or(old).unwrap_or(0);
-    if n_probs > MOST_PROBABILITIES {
-        let what = format!("{n_probs} is more than {MOST_PROBABILITIES}");
-        return Err(ApiError::field("n_probs", what));
-    }
+    let old = fields.counted("logprobs", 0, MOST_PROBABILITIES)?;
+    let n_probs = fields.counted("n_probs", 0, MOST_PROBABILITIES)?.or(old).unwrap_or(0);
     params.logprobs = (n_probs > 0).then_some(n_probs);
     samplers::choose(fields, &mut params)?;
     Ok(params)

@@ -41,7 +41,7 @@ pub(crate) async fn completion(State(app): State<Arc<App>>, body: Bytes) -> ApiR
     let ignored = fields.finish(app.strict)?;
     let model = Arc::clone(&served);
     let (prompts, mask) = background(move || {
-        let ids = prompts.iter().map(|parts| tokens::ids(&model, parts, true, true));
+        let ids = prompts.iter().map(|parts| tokens::ids(&model, ("prompt", parts), true, true));
         let ids = ids.collect::<ApiResult<Vec<Vec<u32>>>>()?;
         Ok((ids, form.answer(&model)?))
     })

@@ -28,9 +28,10 @@ const NAMES: [(&str, &[&str], char); 10] = [
     ("adaptive_p", &["adaptive-p"], 'a'),
 ];
 
-/// The names, for the document.
-pub(crate) fn names_of_all() -> [&'static str; 10] {
-    NAMES.map(|(name, ..)| name)
+/// The names and other names, for the document.
+pub(crate) fn names_of_all() -> Vec<&'static str> {
+    let all = NAMES.into_iter();
+    all.flat_map(|(name, others, _)| [&[name], others].concat()).collect()
 }
 
 pub(super) fn without_penalties(params: &mut SamplingParams) {

@@ -75,10 +75,10 @@ fn parts(name: &str, value: Value) -> ApiResult<Vec<Part>> {
     }
 }
 
-/// The ids of a prompt. What begins with an id has the beginning that its writer wants.
+/// The ids of a prompt, which is in the field `name`. What begins with an id has the beginning that its writer wants.
 pub(super) fn ids(
     served: &Served,
-    parts: &[Part],
+    (name, parts): (&str, &[Part]),
     framed: bool,
     special: bool,
 ) -> ApiResult<Vec<u32>> {
@@ -89,7 +89,7 @@ pub(super) fn ids(
             Part::Id(id) if (*id as usize) < served.vocab => ids.push(*id),
             Part::Id(id) => {
                 let what = format!("token {id} is outside of the vocabulary of {}", served.vocab);
-                return Err(ApiError::bad(what));
+                return Err(ApiError::field(name, what));
             }
             Part::Text(text) => ids.extend(tokenizer.clone()?.encode_bare(text, special)?),
         }
@@ -149,19 +149,19 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> ApiRes
             let content = parts("content", fields.required("content")?)?;
             let framed = fields.bool("add_special")?.unwrap_or(false);
             let special = fields.bool("parse_special")?.unwrap_or(true);
-            ids(&served, &content, framed, special)?
+            ids(&served, ("content", &content), framed, special)?
         } else if fields.has("messages") {
             let chat = chat(&mut fields)?;
             let framed = fields.bool("add_special_tokens")?.unwrap_or(false);
             let text = rendered(&mut fields, &served, &chat)?;
-            ids(&served, &[Part::Text(text)], framed, true)?
+            ids(&served, ("messages", &[Part::Text(text)]), framed, true)?
         } else {
             let Some(text) = fields.string("prompt")? else {
                 let what = "it is missing, and so are prompt and messages";
                 return Err(ApiError::field("content", what));
             };
             let framed = fields.bool("add_special_tokens")?.unwrap_or(true);
-            ids(&served, &[Part::Text(text)], framed, true)?
+            ids(&served, ("prompt", &[Part::Text(text)]), framed, true)?
         };
         let pieces = fields.bool("with_pieces")?.unwrap_or(false);
         let texts = fields.bool("return_token_strs")?.unwrap_or(false);

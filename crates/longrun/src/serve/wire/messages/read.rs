@@ -191,9 +191,13 @@ fn assistant(content: Value, place: &str, history: &mut History) -> ApiResult<()
     for (kind, mut block) in blocks(content, place)? {
         match kind.as_str() {
             "text" => history.content(&string(&mut block, "text")?),
-            "thinking" => history.reasoning(&string(&mut block, "thinking")?),
+            "thinking" => {
+                history.reasoning(&string(&mut block, "thinking")?);
+                // Nothing is signed here, so nobody has to be believed.
+                block.string("signature")?;
+            }
             // Written by another server, for itself.
-            "redacted_thinking" => {}
+            "redacted_thinking" => _ = block.string("data")?,
             "tool_use" => {
                 let (id, name) = (string(&mut block, "id")?, string(&mut block, "name")?);
                 let input = block.object("input")?.map(Fields::into_rest).unwrap_or_default();

@@ -85,14 +85,16 @@ fn message(item: &mut Fields, history: &mut History) -> ApiResult<()> {
 
 /// What was thought: as it was, or summed up. What another server has encrypted for itself is nothing.
 fn thought(item: &mut Fields) -> ApiResult<String> {
-    for name in ["content", "summary"] {
-        let parts = item.list(name)?.unwrap_or_default();
-        let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-        if !texts.is_empty() {
-            return Ok(texts.join("\n"));
-        }
-    }
-    Ok(String::new())
+    item.string("encrypted_content")?;
+    let (whole, summary) = (texts(item, "content")?, texts(item, "summary")?);
+    Ok(if whole.is_empty() { summary } else { whole }.join("\n"))
+}
+
+fn texts(item: &mut Fields, name: &str) -> ApiResult<Vec<String>> {
+    let place = item.path(name);
+    let parts = item.list(name)?.unwrap_or_default().into_iter().enumerate();
+    let text = |(i, part)| string(&mut Fields::of(part, &format!("{place}[{i}]"))?, "text");
+    parts.map(text).collect()
 }
 
 #[cfg(test)]
@@ -156,6 +158,14 @@ mod tests {
                 "input[0].call_id",
             ),
             (json!([{"type": "reasoning", "summary": "x"}]), "input[0].summary"),
+            (
+                json!([{"type": "reasoning", "content": [{"text": "x"}], "summary": [{"text": 1}]}]),
+                "input[0].summary[0].text",
+            ),
+            (
+                json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]),
+                "input[0].arguments",
+            ),
         ] {
             let error = messages(bad.clone()).expect_err(&bad.to_string());
             assert_eq!(error.param.as_deref(), Some(place), "{bad}");
