@@ -159,9 +159,9 @@ impl<W: Source, const R: usize> GridTile<W, R> {
             };
         }
         match (R, W::ZERO) {
-            (16, 0) if unit % 2 == 0 => product!("tdpbsud", "tmm0", "tmm1", "tmm2"),
+            (16, 0) if unit.is_multiple_of(2) => product!("tdpbsud", "tmm0", "tmm1", "tmm2"),
             (16, 0) => product!("tdpbsud", "tmm3", "tmm4", "tmm5"),
-            (16, _) if unit % 2 == 0 => product!("tdpbssd", "tmm0", "tmm1", "tmm2"),
+            (16, _) if unit.is_multiple_of(2) => product!("tdpbssd", "tmm0", "tmm1", "tmm2"),
             (16, _) => product!("tdpbssd", "tmm3", "tmm4", "tmm5"),
             (8, 0) => product!("tdpbsud", "tmm0", "tmm6", "tmm7"),
             (8, _) => product!("tdpbssd", "tmm0", "tmm6", "tmm7"),
