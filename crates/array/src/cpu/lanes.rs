@@ -24,8 +24,10 @@ macro_rules! per_isa {
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
                 match isa.0 {
-                    // SAFETY: an `Isa` is only made where the processor has it.
-                    $crate::matmul::Kind::Avx512 | $crate::matmul::Kind::Amx => return unsafe { avx512($($arg),*) },
+                    $crate::matmul::Kind::Avx512 | $crate::matmul::Kind::Amx => {
+                        // SAFETY: an `Isa` is only made where the processor has it.
+                        return unsafe { avx512($($arg),*) };
+                    }
                     // SAFETY: as above.
                     $crate::matmul::Kind::Avx2 => return unsafe { avx2($($arg),*) },
                     _ => {}
