@@ -14,28 +14,38 @@ use crate::profile::Peaks;
 
 /// How long runs of one kind are made.
 const SPAN: Duration = Duration::from_millis(80);
-/// Rounds of arithmetic in a run: some tenths of a millisecond.
-const ROUNDS: usize = 20_000;
+/// How long a run of arithmetic is at least: enough to make waking a thread small beside it.
+const RUN: Duration = Duration::from_micros(300);
 /// Bytes that a run reads, all threads together.
 const PIECE: usize = 8 << 20;
-/// Bytes that are streamed at least and at most, and the size of the last cache where the system does not tell.
-const STREAMED: (usize, usize) = (128 << 20, 1 << 30);
+/// Bytes that are streamed at least and at most. Fresh memory is slow to get: where the last cache is as large as the most,
+/// it is a part of what is measured.
+const STREAMED: (usize, usize) = (64 << 20, 256 << 20);
+/// The size of the last cache where the system does not tell.
 const CACHE: usize = 32 << 20;
 
 /// Measures all peaks.
 pub(super) fn measure(pool: &Pool, isa: Isa) -> Peaks {
     Peaks {
         read: read(pool, isa),
-        ops: arithmetic(pool, || integer_products(isa, ROUNDS)),
-        flops: arithmetic(pool, || float_operations(isa, ROUNDS)),
+        ops: arithmetic(pool, |rounds| integer_products(isa, rounds)),
+        flops: arithmetic(pool, |rounds| float_operations(isa, rounds)),
     }
 }
 
-/// What `run`, which says how much it does, does a second on all threads: in the fastest run.
-fn arithmetic(pool: &Pool, run: impl Fn() -> u64 + Sync) -> f64 {
-    let each = run();
-    let seconds = runs(|_| pool.run(&|_| _ = black_box(run())));
-    each as f64 * pool.threads() as f64 / seconds.first().copied().unwrap_or(f64::INFINITY)
+/// What `work`, which says how much it does in so many rounds, does a second on all threads: in the fastest run.
+fn arithmetic(pool: &Pool, work: impl Fn(usize) -> u64 + Sync) -> f64 {
+    let took = |rounds| {
+        let began = Instant::now();
+        (work(rounds), began.elapsed())
+    };
+    let mut rounds = 64;
+    while took(rounds).1 < RUN {
+        rounds *= 2;
+    }
+    let seconds = runs(|_| pool.run(&|_| _ = black_box(work(rounds))));
+    let fastest = seconds.first().copied().unwrap_or(f64::INFINITY);
+    took(rounds).0 as f64 * pool.threads() as f64 / fastest
 }
 
 /// Seconds of all runs that fit into the span, one at least; the fastest first.
@@ -100,9 +110,7 @@ mod tests {
     fn every_instruction_set_has_peaks() {
         let pool = Pool::new(2);
         for isa in Isa::available() {
-            let began = Instant::now();
             let peaks = measure(&pool, isa);
-            eprintln!("{} {peaks:?} in {:?}", isa.name(), began.elapsed());
             assert!(peaks.read > 1e7 && peaks.ops > 1e7 && peaks.flops > 1e7, "{peaks:?}");
         }
     }
