@@ -36,9 +36,7 @@ impl Kernel for Integers<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the caller has the instruction set.
-        unsafe {
-            if S::TILE_ROWS < 12 { self.chains::<S, 4>() } else { self.chains::<S, 12>() }
-        }
+        unsafe { if S::TILE_ROWS < 12 { self.chains::<S, 4>() } else { self.chains::<S, 12>() } }
     }
 }
 
@@ -71,9 +69,7 @@ impl Kernel for Floats<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the caller has the instruction set.
-        unsafe {
-            if S::TILE_ROWS < 12 { self.chains::<S, 4>() } else { self.chains::<S, 12>() }
-        }
+        unsafe { if S::TILE_ROWS < 12 { self.chains::<S, 4>() } else { self.chains::<S, 12>() } }
     }
 }
 

@@ -7,8 +7,6 @@
 mod matrices;
 mod node;
 mod states;
-#[cfg(test)]
-mod tests;
 
 use std::borrow::Cow;
 use std::ops::AddAssign;

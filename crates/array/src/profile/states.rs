@@ -97,7 +97,8 @@ impl Meter<'_> {
         for row in self.rows {
             let there = ((row.past + row.tokens) / every) as u64;
             // Where all are chosen, no key is looked at.
-            let seen = Looks::of(row, there, |p| if (p + 1) / every > k { (p + 1) / every } else { 0 });
+            let seen =
+                Looks::of(row, there, |p| if (p + 1) / every > k { (p + 1) / every } else { 0 });
             cost.state_bytes += seen.different * entry_bytes(keys);
             cost.flops += seen.all * look;
         }
@@ -126,18 +127,14 @@ impl Meter<'_> {
 
     /// `every` tokens of a group make an entry of `cols`; with overlap those of the group before, too. Of the record what
     /// entries are made of is read, and what confirmed tokens bring is written.
-    pub(super) fn pool(
-        &self,
-        state: StateRef,
-        (every, cols): (usize, u64),
-        overlap: bool,
-    ) -> Cost {
+    pub(super) fn pool(&self, state: StateRef, (every, cols): (usize, u64), overlap: bool) -> Cost {
         let every = every.max(1);
         let width = if overlap { 2 * cols } else { cols };
         let mut cost = Cost { state_bytes: self.logs(state), ..Cost::default() };
         for row in self.rows {
             let start = row.past - row.logged;
-            let last = (row.past / every..(row.past + row.tokens) / every).map(|group| group * every);
+            let last =
+                (row.past / every..(row.past + row.tokens) / every).map(|group| group * every);
             for group in last {
                 let before = if overlap { group.checked_sub(every) } else { None };
                 for first in [Some(group), before].into_iter().flatten() {
