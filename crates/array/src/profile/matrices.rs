@@ -33,10 +33,12 @@ impl Meter<'_> {
         Cost { weight_bytes, ..flops(if scale == 1.0 { 0 } else { made }) }
     }
 
-    pub(super) fn linear(&self, x: Id, weight: WeightRef) -> Cost {
+    pub(super) fn linear(&self, x: Id, weight: WeightRef, low_rank: Option<LowRankRef>) -> Cost {
         let Some(spec) = matrix(weight) else { return Cost::default() };
-        let products = self.products(&spec, self.shape(x).0);
-        Cost { weight_bytes: self.packed(spec), ..products }
+        let mut cost = low_rank.map_or(Cost::default(), |l| self.low_rank(x, l));
+        cost += self.products(&spec, self.shape(x).0);
+        cost.weight_bytes += self.packed(spec);
+        cost
     }
 
     pub(super) fn grouped(&self, x: Id, weight: WeightRef) -> Cost {
@@ -46,7 +48,7 @@ impl Meter<'_> {
     }
 
     /// What adapters add where rows name one: each pair is read once, and has the rank that there is room for.
-    pub(super) fn low_rank(&self, x: Id, l: LowRankRef) -> Cost {
+    fn low_rank(&self, x: Id, l: LowRankRef) -> Cost {
         let axis = self.plan.nodes[x as usize].shape.map_or(Axis::Tokens, |s| s.rows);
         let mut named = Vec::new();
         let mut rows = 0;
@@ -74,7 +76,7 @@ impl Meter<'_> {
 
     pub(super) fn experts_up(
         &self,
-        (_, routing): (Id, Id),
+        routing: Id,
         gate: Option<WeightRef>,
         up: WeightRef,
         bias: bool,

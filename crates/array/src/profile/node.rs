@@ -106,29 +106,24 @@ impl<'a> Meter<'a> {
             Op::LayerNorm { .. } => flops(7 * made),
             Op::UnitNorm { .. } => flops(3 * made),
             Op::Linear { x, weight, bias, low_rank } => {
-                let mut cost = self.linear(x, weight);
+                let mut cost = self.linear(x, weight, low_rank);
                 cost.flops += bias.map_or(0, |_| made);
-                cost += low_rank.map_or(Cost::default(), |l| self.low_rank(x, l));
                 cost
             }
             Op::GroupedLinear { x, weight } => self.grouped(x, weight),
-            Op::Route { logits, k, bias, table, gain, .. } => {
+            Op::Route { logits, bias, table, gain, .. } => {
                 let each = 1 + [bias, gain].iter().flatten().count() as u64;
-                let looked_up = table.map_or(0, |_| self.shape(logits).0 * k as u64 * F32);
-                Cost { weight_bytes: looked_up, ..flops(each * self.numbers(logits) + made) }
+                self.route(logits, made, each, table.is_some())
             }
-            Op::ExpertsUp { x, routing, gate, up, bias, .. } => {
-                self.experts_up((x, routing), gate, up, bias.is_some())
+            Op::ExpertsUp { routing, gate, up, bias, .. } => {
+                self.experts_up(routing, gate, up, bias.is_some())
             }
             Op::ExpertsDown { routing, down, bias, .. } => {
                 self.experts_down(routing, down, bias.is_some())
             }
             Op::HyperWeights { z, n, iters, .. } => self.hyper_weights(z, n as u64, iters as u64),
             Op::HyperIn { streams, .. } => flops(2 * self.numbers(streams)),
-            Op::HyperOut { y, .. } => {
-                let n = self.shape(node as Id).1 / self.shape(y).1.max(1);
-                flops(made * (2 * n + 1))
-            }
+            Op::HyperOut { y, .. } => self.hyper_out(node as Id, y),
             // Of a pair both numbers times cosine and sine, and two sums.
             Op::Rope { x, table, dim, .. } => {
                 flops(3 * self.numbers(table) * (self.shape(x).1 / dim as u64))
@@ -146,6 +141,18 @@ impl<'a> Meter<'a> {
             Op::DeltaRule { state, heads, .. } => self.delta_rule(state, heads),
             Op::Ssm { state, heads, .. } => self.ssm(state, heads),
         }
+    }
+
+    /// What a router does with each score, and with the weights that it gives: `made` weights and numbers.
+    fn route(&self, logits: Id, made: u64, each: u64, looked_up: bool) -> Cost {
+        let weight_bytes = if looked_up { made / 2 * F32 } else { 0 };
+        Cost { weight_bytes, ..flops(each * self.numbers(logits) + made) }
+    }
+
+    /// Of each of `n` streams a product with `y`, and a multiply-add with every stream.
+    fn hyper_out(&self, streams: Id, y: Id) -> Cost {
+        let n = self.shape(streams).1 / self.shape(y).1.max(1);
+        flops(self.numbers(streams) * (2 * n + 1))
     }
 
     /// Each number: scale, base, function. Of the matrix: a softmax, and sums and quotients of its rows and columns.

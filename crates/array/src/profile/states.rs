@@ -118,8 +118,8 @@ impl Meter<'_> {
     fn logs(&self, state: StateRef) -> u64 {
         let StateKind::Slots { log, .. } = state.kind else { return 0 };
         let tokens = |row: &LiveRow| {
-            let unconfirmed = row.logged + row.tokens - row.confirmed.max(row.logged);
-            row.logged + unconfirmed
+            let all = row.logged + row.tokens;
+            row.logged + all.saturating_sub(row.confirmed.max(row.logged))
         };
         let tokens: usize = self.rows.iter().map(tokens).sum();
         (tokens * log.inputs) as u64 * F32
@@ -132,7 +132,7 @@ impl Meter<'_> {
         let width = if overlap { 2 * cols } else { cols };
         let mut cost = Cost { state_bytes: self.logs(state), ..Cost::default() };
         for row in self.rows {
-            let start = row.past - row.logged;
+            let start = row.past.saturating_sub(row.logged);
             let last =
                 (row.past / every..(row.past + row.tokens) / every).map(|group| group * every);
             for group in last {

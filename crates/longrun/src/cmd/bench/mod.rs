@@ -155,7 +155,9 @@ impl Bench {
         let seconds = began.elapsed().as_secs_f64();
         self.work.seconds += seconds;
         self.work.tokens += self.events.iter().filter(|e| matches!(e, Event::Token { .. })).count();
-        if let Some(step) = self.engine.executor().step_cost() {
+        if self.peaks.is_some()
+            && let Some(step) = self.engine.executor().step_cost()
+        {
             self.work.cost += step.cost;
         }
         let failed = self.events.iter().find_map(|event| match event {
