@@ -347,7 +347,8 @@ impl Runtime {
         self.profiler = on.then(Box::default);
     }
 
-    /// What steps cost and where their time went since [`profile`](Self::profile) was switched on; `None` while it is off.
+    /// What steps cost and where their time went since [`profile`](Self::profile) was switched on; `None` while it is
+    /// off.
     pub fn profiled(&self) -> Option<&Profile> {
         self.profiler.as_ref().map(|profiler| &profiler.profile)
     }

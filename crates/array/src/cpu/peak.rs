@@ -1,4 +1,4 @@
-//! What this machine can do at most with the threads of a device: bytes read from memory, and products in the first cache.
+//! What this machine can do at most with the threads of a device: reading memory, and products in the first cache.
 //!
 //! Owns the clock and the memory that is streamed. What disturbs a run makes it slower, never faster: many short runs are
 //! made, and the fast ones count. The memory is given back when this returns, and the ledger does not see it.
@@ -18,8 +18,8 @@ const SPAN: Duration = Duration::from_millis(80);
 const RUN: Duration = Duration::from_micros(300);
 /// Bytes that a run reads, all threads together.
 const PIECE: usize = 8 << 20;
-/// Bytes that are streamed at least and at most. Fresh memory is slow to get: where the last cache is as large as the most,
-/// it is a part of what is measured.
+/// Bytes that are streamed at least and at most. Fresh memory is slow to get: where the last cache is as large as the
+/// most, it is a part of what is measured.
 const STREAMED: (usize, usize) = (64 << 20, 256 << 20);
 /// The size of the last cache where the system does not tell.
 const CACHE: usize = 32 << 20;
@@ -60,8 +60,8 @@ fn runs(mut run: impl FnMut(usize)) -> Vec<f64> {
     seconds
 }
 
-/// Bytes a second that all threads read, piece by piece of memory that is larger than the last cache: of the fastest fifth
-/// of the runs the slowest, since a few pieces may have stayed in a cache.
+/// Bytes a second that all threads read, piece by piece of memory that is larger than the last cache: of the fastest
+/// fifth of the runs the slowest, since a few pieces may have stayed in a cache.
 fn read(pool: &Pool, isa: Isa) -> f64 {
     let bytes = (2 * last_cache()).clamp(STREAMED.0, STREAMED.1);
     let Some(memory) = HostBuffer::new(bytes) else { return 0.0 };

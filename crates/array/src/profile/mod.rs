@@ -31,8 +31,8 @@ pub struct Cost {
     pub arena_bytes: u64,
     /// Products of integers of 8 bits, each added to a sum.
     pub ops: u64,
-    /// f32 operations: a multiply-add is two, a function of one number is one. What is done once for a group of numbers, or
-    /// by a kernel on its way (scales of blocks, rounding to 8 bits), does not count.
+    /// f32 operations: a multiply-add is two, a function of one number is one. What is done once for a group of numbers,
+    /// or by a kernel on its way (scales of blocks, rounding to 8 bits), does not count.
     pub flops: u64,
 }
 
@@ -140,7 +140,7 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// How much of the bandwidth is used where this takes so many seconds. Above 1 where weights and states lie in caches.
+    /// How much of the bandwidth is used where this takes so many seconds; above 1 where it comes from caches.
     pub fn bandwidth_fraction(&self, cost: &Cost, seconds: f64) -> f64 {
         fraction(cost.memory_bytes() as f64 / self.read, seconds)
     }

@@ -100,8 +100,8 @@ impl Engine {
         &self.exec
     }
 
-    /// Profiles steps of the model from now on, or does so no more; what was seen before is forgotten either way. Those of
-    /// a model that drafts are not seen.
+    /// Profiles steps of the model from now on, or does so no more; what was seen before is forgotten either way. Those
+    /// of a model that drafts are not seen.
     pub fn profile(&mut self, on: bool) {
         self.exec.profile(on);
     }

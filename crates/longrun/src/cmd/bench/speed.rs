@@ -233,8 +233,8 @@ fn table(o: &Outcome) -> String {
     let rounds = o.prefill.rounds.len();
     let _ = writeln!(
         text,
-        "\nmedians of {rounds} rounds; the ratio is over one row; percents are of the peaks: of the bandwidth, by weights \
-         and states, and of the arithmetic"
+        "\nmedians of {rounds} rounds; the ratio is over one row; percents are of the peaks: of the bandwidth, by \
+         weights and states, and of the arithmetic"
     );
     o.profile.iter().for_each(|phase| text += &phase.text());
     text
