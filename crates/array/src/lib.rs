@@ -4,7 +4,7 @@
 //!
 //! Read in this order: [`ledger`] (what is counted), [`state`], [`weight`] and [`low_rank`] (what is owned), [`step`]
 //! (what a model writes), [`op`] (what it can say), [`plan`] (what becomes of it), [`runtime`] (what replays it),
-//! [`device`] (what runs it).
+//! [`device`] (what runs it), [`profile`] (what that costs).
 //!
 //! ```
 //! use longrun_array::*;
@@ -58,6 +58,7 @@ mod memory;
 pub mod op;
 pub mod panel;
 pub mod plan;
+pub mod profile;
 pub mod quant;
 pub mod runtime;
 pub mod state;
@@ -78,6 +79,7 @@ pub use op::{
     DecayCurve, DeltaHeads, Glu, Groups, MOST_STREAMS, Map, Op, RopeHeads, Score, Scoring,
     SsmHeads, Stretch, Values,
 };
+pub use profile::{Cost, Kind, LiveRow, Part, Peaks, Profile, StepCost};
 pub use runtime::{Limits, Runtime};
 pub use state::{Log, State, StateKind};
 pub use step::{

@@ -101,7 +101,12 @@ impl Plan {
 
     /// Operations that a device launches: all but views.
     pub fn launches(&self) -> usize {
-        self.nodes.iter().filter(|n| !matches!(n.op, Op::Columns { .. })).count()
+        (0..self.nodes.len()).filter(|node| self.is_launched(*node)).count()
+    }
+
+    /// Whether a node is launched, and not a view.
+    pub(crate) fn is_launched(&self, node: usize) -> bool {
+        !matches!(self.nodes[node].op, Op::Columns { .. })
     }
 
     /// Gives each tensor an offset: first fit over those that are alive at the same time.

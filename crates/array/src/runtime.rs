@@ -3,6 +3,9 @@
 //! Owns the promise of this crate: [`Runtime::launch`] checks after every step, in every build, that the number of
 //! live buffers is what it was before. Plans are made in [`Runtime::prepare`], and nowhere else.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use crate::device::{BufferId, Device, IN_FLIGHT, PlanId, Shared, Ticket};
 use crate::dims::{Axis, Shape};
 use crate::error::{Error, Result};
@@ -11,6 +14,7 @@ use crate::key::Key;
 use crate::ledger::{Growth, Ledger, Tag, Usage};
 use crate::memory::{Buffer, Inner, Memory};
 use crate::plan::Plan;
+use crate::profile::{LiveRow, Peaks, Profile, StepCost};
 use crate::state::State;
 use crate::step::{Record, record};
 
@@ -37,6 +41,8 @@ impl Default for Limits {
 #[derive(Clone)]
 struct Entry {
     id: PlanId,
+    /// Shared with the device.
+    plan: Arc<Plan>,
     bounds: Bounds,
     layout: InputLayout,
     result: Option<Shape>,
@@ -47,12 +53,12 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(plan: &Plan, inner: &Inner) -> Result<Self> {
+    fn new(plan: &Arc<Plan>, inner: &Inner) -> Result<Self> {
         let owned = |&b: &BufferId| Some((b, inner.owner(b)?));
         let buffers = plan.buffers.iter().map(owned).collect::<Option<_>>().ok_or(Error::Freed)?;
-        let Plan { bounds, layout, result, .. } = *plan;
+        let Plan { bounds, layout, result, .. } = **plan;
         let (id, seen) = (PlanId(0), inner.releases);
-        Ok(Self { id, bounds, layout, result, buffers, seen })
+        Ok(Self { id, plan: Arc::clone(plan), bounds, layout, result, buffers, seen })
     }
 
     /// Checks that the plan's memory still belongs to those who had it when the plan was made.
@@ -76,6 +82,20 @@ impl Entry {
     }
 }
 
+/// Where the time of steps went, and the steps that are under way.
+#[derive(Default)]
+struct Profiler {
+    profile: Profile,
+    /// With the ticket of each: what was launched, and when.
+    open: [Option<(Ticket, Launched)>; IN_FLIGHT],
+}
+
+struct Launched {
+    key: Key,
+    rows: Vec<LiveRow>,
+    began: Instant,
+}
+
 struct Io {
     arena: Buffer,
     inputs: [Buffer; IN_FLIGHT],
@@ -91,6 +111,7 @@ pub struct Runtime {
     input_words: usize,
     /// Numbers of the results in the ring.
     results: [usize; IN_FLIGHT],
+    profiler: Option<Box<Profiler>>,
     #[cfg(feature = "leak-lab")]
     pub(crate) lab: crate::lab::Lab,
 }
@@ -106,6 +127,7 @@ impl Runtime {
             widths: [0; TABLES],
             input_words: 0,
             results: [0; IN_FLIGHT],
+            profiler: None,
             #[cfg(feature = "leak-lab")]
             lab: crate::lab::Lab::default(),
         }
@@ -169,7 +191,7 @@ impl Runtime {
         for key in keys {
             let nodes = record(key, |step| model.record(step))?;
             let layout = InputLayout::new(key, widths);
-            plans.push(Plan::new(key, nodes, layout, &*self.memory.lock().device));
+            plans.push(Arc::new(Plan::new(key, nodes, layout, &*self.memory.lock().device)));
         }
         let io = self.make_io(&plans)?;
         let shared = Shared {
@@ -196,11 +218,11 @@ impl Runtime {
         self.io = None;
     }
 
-    fn make_io(&self, plans: &[Plan]) -> Result<Io> {
+    fn make_io(&self, plans: &[Arc<Plan>]) -> Result<Io> {
         let arena = plans.iter().map(|p| p.arena_len).max().unwrap_or(0) * 4;
-        let result = |p: &Plan| p.result.map_or(0, |s| s.cols * p.capacity(s.rows) * 4);
+        let result = |p: &Arc<Plan>| p.result.map_or(0, |s| s.cols * p.capacity(s.rows) * 4);
         let outputs = plans.iter().map(result).max().unwrap_or(0);
-        let device_bytes = |p: &Plan| self.memory.lock().device.input_bytes(&p.layout);
+        let device_bytes = |p: &Arc<Plan>| self.memory.lock().device.input_bytes(&p.layout);
         let inputs = plans.iter().map(device_bytes).max().unwrap_or(0);
         let new = |bytes: usize, tag| self.memory.allocate(bytes.max(64), tag, Growth::Prepare);
         Ok(Io {
@@ -229,6 +251,7 @@ impl Runtime {
         if inputs.layout != entry.layout {
             return Err(Error::Inputs("the block tables are not as wide as the plan's".into()));
         }
+        let began = self.profiler.as_ref().map(|_| Instant::now());
         inputs.check(&entry.bounds)?;
         let before = self.memory.ledger.live();
         let ticket = {
@@ -247,6 +270,9 @@ impl Runtime {
         if checked.is_err() {
             // The caller gets no ticket, so nobody else could wait for this step.
             self.memory.lock().finish();
+        } else if let (Some(profiler), Some(began)) = (&mut self.profiler, began) {
+            let (key, rows) = (inputs.key(), LiveRow::of(&inputs.ragged()));
+            profiler.open[ticket.ring()] = Some((ticket, Launched { key, rows, began }));
         }
         checked.map(|()| ticket)
     }
@@ -275,6 +301,14 @@ impl Runtime {
     /// # Errors
     /// The step is not in flight or has failed; `rows` is longer than the result.
     pub fn wait(&mut self, ticket: Ticket, rows: &mut [f32]) -> Result<()> {
+        self.fetch(ticket, rows)?;
+        if self.profiler.is_some() {
+            self.note(ticket);
+        }
+        Ok(())
+    }
+
+    fn fetch(&mut self, ticket: Ticket, rows: &mut [f32]) -> Result<()> {
         let mut guard = self.memory.lock();
         let inner = &mut *guard;
         if ticket.0 < inner.finished || ticket.0 >= inner.issued {
@@ -294,6 +328,40 @@ impl Runtime {
         let io = self.io.as_ref().expect("there are plans while a step is in flight");
         let bytes = crate::bytes::of_f32_mut(rows);
         inner.device.download(io.outputs[ticket.ring()].id, 0, bytes).map_err(Error::Device)
+    }
+
+    /// Adds a step that has ended to the profile.
+    fn note(&mut self, ticket: Ticket) {
+        let Some(profiler) = &mut self.profiler else { return };
+        let open = profiler.open[ticket.ring()].take_if(|(launched, _)| *launched == ticket);
+        let Some((_, Launched { key, rows, began })) = open else { return };
+        let Some(entry) = &self.plans[key.index()] else { return };
+        let (took, inner) = (began.elapsed(), self.memory.lock());
+        let device = &*inner.device;
+        profiler.profile.step(&entry.plan, (device, device.times(ticket)), &rows, took);
+    }
+
+    /// Profiles steps from now on, or does so no more; what was seen before is forgotten either way.
+    pub fn profile(&mut self, on: bool) {
+        self.memory.lock().device.measure(on);
+        self.profiler = on.then(Box::default);
+    }
+
+    /// What steps cost and where their time went since [`profile`](Self::profile) was switched on; `None` while it is
+    /// off.
+    pub fn profiled(&self) -> Option<&Profile> {
+        self.profiler.as_ref().map(|profiler| &profiler.profile)
+    }
+
+    /// What a step of these rows costs by the plan of `key`; `None` without that plan.
+    pub fn cost(&self, key: Key, rows: &[LiveRow]) -> Option<StepCost> {
+        let entry = self.plans[key.index()].as_ref()?;
+        Some(entry.plan.cost(&*self.memory.lock().device, rows))
+    }
+
+    /// What the machine can do at most, measured now, in less than a second; `None` if the device runs nothing.
+    pub fn peaks(&self) -> Option<Peaks> {
+        self.memory.lock().device.peaks()
     }
 
     /// Copies block or slot `from` of a state over `to`, behind all steps launched so far.

@@ -213,7 +213,7 @@ impl Device for Spy {
     fn scratch_bytes(&self, plan: &Plan, node: usize, rows: usize) -> usize {
         self.inner.scratch_bytes(plan, node, rows)
     }
-    fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {
+    fn compile(&mut self, plan: Arc<Plan>, shared: Shared) -> Result<PlanId, String> {
         self.ops.lock().unwrap().extend(plan.nodes.iter().map(|n| n.op.name().to_owned()));
         self.inner.compile(plan, shared)
     }

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod mtp;
+mod profile;
 mod units;
 
 use std::cell::RefCell;

@@ -23,6 +23,10 @@ fn figures_are_medians_and_ratios_of_rounds() {
                 part["rounds"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect();
             assert_eq!(rounds.len(), 2);
             assert!(rounds.iter().all(|rate| *rate > 0.0), "{part}");
+            for used in ["bandwidth_fraction", "arithmetic_fraction"] {
+                let used = number(part, used);
+                assert!(used > 0.0 && used.is_finite(), "{part}");
+            }
             rounds
         };
         let middle = |rounds: &[f64]| f64::midpoint(rounds[0], rounds[1]);
@@ -55,7 +59,37 @@ fn the_table_has_a_line_for_each_figure() {
     let flags = ["--depth", "0", "--batch", "2,4", "--device", "null"];
     let run = longrun(&[&["bench"][..], &SMALL, &flags].concat());
     assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(run.stdout.contains("peaks    unknown"), "{}", run.stdout);
     for words in ["model ", "machine ", "memory ", "prefill ", "decode ", "\n   2 ", "\n   4 "] {
+        assert!(run.stdout.contains(words), "{words:?} in {}", run.stdout);
+    }
+}
+
+#[test]
+fn a_profile_adds_up_to_the_step() {
+    let flags = ["--depth", "3", "--batch", "1,3", "--rounds", "1", "--profile"];
+    let flags = [&["bench", "--model", "tiny:qwen3_next"][..], &SMALL[..4], &flags].concat();
+    let json = longrun(&[&flags[..], &["--json"]].concat()).json();
+    let phases = json["profile"].as_array().unwrap();
+    let names: Vec<&str> = phases.iter().map(|p| p["phase"].as_str().unwrap()).collect();
+    let want = ["prefill, 20 tokens", "decode, after 3 tokens", "decode of 3 rows, after 3 tokens"];
+    assert_eq!(names, want);
+    for phase in phases {
+        let parts = phase["parts"].as_array().unwrap();
+        let sum = |name: &str| parts.iter().map(|part| number(part, name)).sum::<f64>();
+        let near = |a: f64, b: f64| assert!((a - b).abs() <= 1e-6 * b, "{a} is not {b}: {phase}");
+        near(sum("seconds"), number(phase, "step_seconds"));
+        near(sum("fraction"), 1.0);
+        let named = |name: &str| parts.iter().filter(|part| part["name"] == name).count();
+        for name in ["linear bf16", "attention", "delta_rule", "emit", "between", "engine"] {
+            assert_eq!(named(name), 1, "{name} in {phase}");
+        }
+        let busy = |part: &&Value| number(part, "launches") > 0.0;
+        assert!(parts.iter().filter(busy).all(|part| number(part, "seconds") > 0.0), "{phase}");
+        assert_eq!(number(phase, "steps"), if phase["phase"] == want[0] { 1.0 } else { 4.0 });
+    }
+    let run = longrun(&flags);
+    for words in ["\nprofile  decode, after 3 tokens: 4 steps\n", "\nattention ", "\nstep "] {
         assert!(run.stdout.contains(words), "{words:?} in {}", run.stdout);
     }
 }
@@ -82,6 +116,8 @@ fn no_stream_misses_a_step() {
             assert_eq!(number(&json[phase], "longest_gap_steps"), 1.0);
             let longest = number(&json[phase], "longest_step_seconds");
             assert!(number(&json[phase], "median_step_seconds") <= longest);
+            let used = &json[phase]["bandwidth_fraction"];
+            assert_eq!(used.as_f64().is_some_and(|used| used > 0.0), device == "cpu");
         }
         // Every step reads a chunk at most.
         assert!(number(&json["during"], "steps") >= (300.0_f64 / 16.0).ceil());

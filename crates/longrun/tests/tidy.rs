@@ -39,6 +39,8 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("crates/array/src/op/mod.rs", &["cpu", "step", "plan", "runtime", "memory"]),
     ("crates/array/src/step", &["cpu", "plan", "runtime", "memory"]),
     ("crates/array/src/plan.rs", &["cpu", "runtime", "memory"]),
+    // A cost is that of an operation, whatever runs it.
+    ("crates/array/src/profile/", &["cpu", "step", "runtime", "memory", "ledger"]),
     ("crates/array/src/inputs.rs", &["cpu", "device", "step", "plan", "runtime", "memory"]),
     ("crates/array/src/ledger.rs", &["cpu", "device", "step", "plan", "runtime"]),
     // A model sees a step and its caches.

@@ -1,5 +1,7 @@
 //! One match over the operations of a plan: which kernel runs, on which tensors.
 
+use std::time::{Duration, Instant};
+
 use super::attention::{self, Spec};
 use super::context::Context;
 use super::hyper::Mixing;
@@ -14,20 +16,38 @@ use super::view::{Mat, MatMut};
 use super::{carry, hyper, linear, low_rank, ops, recurrent, reference, route, select, ssm};
 use crate::op::{Op, RopeHeads};
 
-/// Runs every operation of the plan in order. `plain` takes the reference kernels; `result` is the output buffer.
-pub(super) fn run(c: &Context<'_>, plain: bool, result: usize) {
+/// Runs every operation of the plan in order. `plain` takes the reference kernels; `result` is the output buffer; `times`
+/// gets how long each node took.
+pub(super) fn run(
+    c: &Context<'_>,
+    plain: bool,
+    result: usize,
+    mut times: Option<&mut Vec<Duration>>,
+) {
+    times.iter_mut().for_each(|times| times.clear());
     for node in 0..c.plan.nodes.len() {
-        if plain {
-            run_plain(c, node)
-        } else {
-            run_fast(c, node)
+        match &mut times {
+            None => run_node(c, node, plain, result),
+            Some(times) => {
+                let began = Instant::now();
+                run_node(c, node, plain, result);
+                times.push(began.elapsed());
+            }
         }
-        match c.plan.nodes[node].op {
-            Op::WriteKv { x, state } => attention::write_kv(c, c.get(x), state),
-            Op::Carry { x, state } => carry::carry(c, c.get(x), state),
-            Op::Emit { x } => emit(c, c.get(x), result),
-            _ => {}
-        }
+    }
+}
+
+fn run_node(c: &Context<'_>, node: usize, plain: bool, result: usize) {
+    if plain {
+        run_plain(c, node)
+    } else {
+        run_fast(c, node)
+    }
+    match c.plan.nodes[node].op {
+        Op::WriteKv { x, state } => attention::write_kv(c, c.get(x), state),
+        Op::Carry { x, state } => carry::carry(c, c.get(x), state),
+        Op::Emit { x } => emit(c, c.get(x), result),
+        _ => {}
     }
 }
 

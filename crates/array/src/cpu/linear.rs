@@ -83,7 +83,7 @@ impl Pieces {
 }
 
 /// Whether a product with this matrix quantises its activations.
-fn quantises(spec: &MatrixSpec, exact: bool) -> bool {
+pub(super) fn quantises(spec: &MatrixSpec, exact: bool) -> bool {
     !exact && spec.format.quantises_activations()
 }
 

@@ -16,6 +16,7 @@ mod low_rank;
 mod memory;
 mod ops;
 mod paged;
+mod peak;
 mod pool;
 mod record;
 mod recurrent;
@@ -26,14 +27,17 @@ mod ssm;
 mod view;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
 
 use memory::HostBuffer;
 use pool::Pool;
 
-use crate::device::{BufferId, Device, MatrixSpec, PlanId, Shared, Ticket};
+use crate::device::{BufferId, Device, IN_FLIGHT, MatrixSpec, PlanId, Shared, Ticket};
 use crate::inputs::{Inputs, Ragged};
 use crate::matmul::Isa;
 use crate::plan::Plan;
+use crate::profile::Peaks;
 
 /// How a CPU device computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +67,9 @@ pub struct CpuDevice {
     buffers: Vec<Option<HostBuffer>>,
     /// The address of each buffer, in step with `buffers`.
     addresses: Vec<*mut u8>,
-    plans: Vec<Option<(Plan, Shared)>>,
+    plans: Vec<Option<(Arc<Plan>, Shared)>>,
+    /// How long the nodes of the last steps took, where that is measured.
+    times: Option<[Vec<Duration>; IN_FLIGHT]>,
 }
 
 // SAFETY: the addresses point into the device's own buffers, which move with it and stay where they are.
@@ -81,6 +87,7 @@ impl CpuDevice {
             buffers: Vec::new(),
             addresses: Vec::new(),
             plans: Vec::new(),
+            times: None,
         }
     }
 
@@ -169,7 +176,7 @@ impl Device for CpuDevice {
         products.max(select::scratch_bytes(plan, node, rows)).max(columns)
     }
 
-    fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {
+    fn compile(&mut self, plan: Arc<Plan>, shared: Shared) -> Result<PlanId, String> {
         plan.buffers.iter().try_for_each(|&b| self.buffer(b).map(|_| ()))?;
         self.plans.push(Some((plan, shared)));
         Ok(PlanId(self.plans.len() as u32 - 1))
@@ -202,7 +209,8 @@ impl Device for CpuDevice {
             addresses: &self.addresses,
         };
         let reference = self.options.reference;
-        let run = || launch::run(&context, reference, result);
+        let times = self.times.as_mut().map(|times| &mut times[ticket.ring()]);
+        let run = || launch::run(&context, reference, result, times);
         catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
             let what = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
             let what = what.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -212,5 +220,21 @@ impl Device for CpuDevice {
 
     fn wait(&mut self, _: Ticket) -> Result<(), String> {
         Ok(())
+    }
+
+    fn multiplies_integers(&self, spec: &MatrixSpec) -> bool {
+        linear::quantises(spec, self.options.exact)
+    }
+
+    fn measure(&mut self, on: bool) {
+        self.times = on.then(Default::default);
+    }
+
+    fn times(&self, ticket: Ticket) -> Option<&[Duration]> {
+        self.times.as_ref().map(|times| &times[ticket.ring()][..])
+    }
+
+    fn peaks(&self) -> Option<Peaks> {
+        Some(peak::measure(&self.pool, self.isa))
     }
 }

@@ -9,9 +9,13 @@
 
 pub(crate) mod null;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use crate::format::Format;
 use crate::inputs::{InputLayout, Inputs};
 use crate::plan::Plan;
+use crate::profile::Peaks;
 
 pub use null::NullDevice;
 
@@ -127,7 +131,7 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// The device has no kernel for an operation of the plan, or names a buffer that is gone.
-    fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String>;
+    fn compile(&mut self, plan: Arc<Plan>, shared: Shared) -> Result<PlanId, String>;
 
     /// Drops a compiled plan.
     fn discard(&mut self, plan: PlanId);
@@ -143,6 +147,26 @@ pub trait Device: Send {
     /// # Errors
     /// The step failed.
     fn wait(&mut self, ticket: Ticket) -> Result<(), String>;
+
+    /// Whether products with such a matrix are of 8-bit integers, and not of f32.
+    fn multiplies_integers(&self, spec: &MatrixSpec) -> bool {
+        spec.format.quantises_activations()
+    }
+
+    /// Measures how long each node of a plan takes, from the next launch on, or does so no more. A device that can't has
+    /// no [`times`](Self::times).
+    fn measure(&mut self, _on: bool) {}
+
+    /// How long each node took in the step of `ticket`, which was the last one in its place of the ring and was waited
+    /// for, in step with the nodes of its plan. `None` where nothing was measured.
+    fn times(&self, _ticket: Ticket) -> Option<&[Duration]> {
+        None
+    }
+
+    /// What the machine can do at most, measured now, in less than a second; `None` if it runs nothing.
+    fn peaks(&self) -> Option<Peaks> {
+        None
+    }
 
     /// Bytes that a block of inputs takes on the device.
     fn input_bytes(&self, layout: &InputLayout) -> usize {

@@ -3,6 +3,7 @@
 //! For tests of bookkeeping in milliseconds, and for soaks of a million tokens. Outputs read as zeros.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::{BufferId, Device, MatrixSpec, PlanId, Shared, Ticket};
 use crate::inputs::Inputs;
@@ -16,7 +17,7 @@ const MOST_BYTES: usize = 1 << 48;
 pub struct NullDevice {
     alive: BTreeSet<BufferId>,
     next: u32,
-    plans: Vec<Option<Plan>>,
+    plans: Vec<Option<Arc<Plan>>>,
     launched: u64,
 }
 
@@ -80,7 +81,7 @@ impl Device for NullDevice {
         0
     }
 
-    fn compile(&mut self, plan: Plan, _: Shared) -> Result<PlanId, String> {
+    fn compile(&mut self, plan: Arc<Plan>, _: Shared) -> Result<PlanId, String> {
         self.plans.push(Some(plan));
         Ok(PlanId(self.plans.len() as u32 - 1))
     }

@@ -25,6 +25,7 @@ mod kernels;
 mod neon;
 #[cfg(all(not(target_arch = "aarch64"), test))]
 mod neon_shim;
+pub(crate) mod peak;
 mod portable;
 mod simd;
 #[cfg(test)]

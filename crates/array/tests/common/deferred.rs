@@ -106,8 +106,8 @@ impl Device for Deferred {
         0
     }
 
-    fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {
-        self.plans.push(Some((plan.buffers, shared)));
+    fn compile(&mut self, plan: Arc<Plan>, shared: Shared) -> Result<PlanId, String> {
+        self.plans.push(Some((plan.buffers.clone(), shared)));
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 

@@ -32,6 +32,8 @@ mod text;
 use std::collections::VecDeque;
 use std::path::Path;
 
+use longrun_array::Profile;
+
 use crate::adapter::Adapter;
 use crate::cache::Sequence;
 use crate::draft::{Ask, Draft, Read};
@@ -96,6 +98,17 @@ impl Engine {
     /// The executor, for its counts.
     pub fn executor(&self) -> &Executor {
         &self.exec
+    }
+
+    /// Profiles steps of the model from now on, or does so no more; what was seen before is forgotten either way. Those
+    /// of a model that drafts are not seen.
+    pub fn profile(&mut self, on: bool) {
+        self.exec.profile(on);
+    }
+
+    /// Where the time of steps went since [`profile`](Self::profile) was switched on; `None` while it is off.
+    pub fn profiled(&self) -> Option<&Profile> {
+        self.exec.profiled()
     }
 
     /// The executor, for the leak lab.

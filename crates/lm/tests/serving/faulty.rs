@@ -73,7 +73,7 @@ impl Device for Faulty {
     fn scratch_bytes(&self, plan: &Plan, node: usize, rows: usize) -> usize {
         self.inner.scratch_bytes(plan, node, rows)
     }
-    fn compile(&mut self, plan: Plan, shared: Shared) -> Result<PlanId, String> {
+    fn compile(&mut self, plan: Arc<Plan>, shared: Shared) -> Result<PlanId, String> {
         self.inner.compile(plan, shared)
     }
     fn discard(&mut self, plan: PlanId) {

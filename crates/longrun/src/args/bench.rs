@@ -68,6 +68,9 @@ pub(crate) struct SpeedArgs {
     /// Times that everything is measured; medians count
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) rounds: usize,
+    /// Say where the time of steps goes, by operation: a further round, beside those that are measured
+    #[arg(long)]
+    pub(crate) profile: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,

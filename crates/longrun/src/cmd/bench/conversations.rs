@@ -16,7 +16,7 @@ use longrun_lm::prefix::Miss;
 use longrun_lm::{Error, Result};
 use serde::Serialize;
 
-use super::{Bench, Facts, fits, open, positive, verdict};
+use super::{Bench, Facts, Used, fits, open, positive, verdict};
 use crate::args::ConversationsArgs;
 use crate::show;
 
@@ -49,6 +49,8 @@ struct Outcome {
     generated_tokens_per_second: f64,
     /// Of prompts, cached ones included.
     prompt_tokens_per_second: f64,
+    #[serde(flatten)]
+    used: Used,
     /// Requests that found a beginning of their prompt.
     hit_rate: f64,
     /// Tokens of prompts that need not be read.
@@ -232,6 +234,7 @@ impl Load {
         out.hit_rate = stats.hits as f64 / stats.started.max(1) as f64;
         out.cached_fraction = stats.cached_tokens as f64 / prompts.max(1) as f64;
         out.misses = Miss::NAMES.into_iter().zip(stats.misses).collect();
+        out.used = Used::of(self.bench.peaks, &[self.bench.work]);
         (out.evicted, out.preempted) = (stats.evicted, stats.preempted);
     }
 }
@@ -244,6 +247,7 @@ fn text(o: &Outcome) -> String {
         text,
         "load     {} conversations of {} requests\n\n\
          speed    {:.2} requests/s, {:.1} generated and {:.1} prompt tokens/s; {:.1} s, {} steps\n\
+         peaks    of the bandwidth and of the arithmetic{}\n\
          reuse    {:.1}% of requests, {:.1}% of prompt tokens; misses: {}\n\
          memory   at most {} alive, budget {}; at most {} of {} blocks, {} snapshots, their ids {}\n\
          room     {} snapshots evicted, {} rows preempted\n{}\n",
@@ -254,6 +258,7 @@ fn text(o: &Outcome) -> String {
         o.prompt_tokens_per_second,
         o.seconds,
         o.steps,
+        o.used.text(),
         o.hit_rate * 100.0,
         o.cached_fraction * 100.0,
         misses.join(", "),

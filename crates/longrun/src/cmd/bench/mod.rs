@@ -4,13 +4,14 @@
 //! beside it. Everything is driven through the engine that serves; there is no loop for measuring.
 
 mod conversations;
+mod profile;
 mod speed;
 mod streams;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use longrun_lm::array::Usage;
+use longrun_lm::array::{Cost, Peaks, Usage};
 use longrun_lm::budget::Memory;
 use longrun_lm::cache::Room;
 use longrun_lm::engine::{Engine, Event};
@@ -60,6 +61,54 @@ struct Bench {
     events: Vec<Event>,
     /// Before the first request.
     base: Usage,
+    /// What the machine can do at most; `None` if the device runs nothing.
+    peaks: Option<Peaks>,
+    /// Since [`begin`](Self::begin).
+    work: Work,
+}
+
+/// What steps took, moved and computed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    tokens: usize,
+    seconds: f64,
+    cost: Cost,
+}
+
+impl Work {
+    /// Tokens a second.
+    fn rate(&self) -> f64 {
+        self.tokens as f64 / self.seconds.max(1e-9)
+    }
+}
+
+/// How much of what the machine can do at most was used: what weights and states take from memory, and arithmetic.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Used {
+    bandwidth_fraction: Option<f64>,
+    arithmetic_fraction: Option<f64>,
+}
+
+impl Used {
+    fn of(peaks: Option<Peaks>, work: &[Work]) -> Self {
+        let middle = |of: &dyn Fn(&Peaks, &Work) -> f64| {
+            let peaks = peaks?;
+            Some(median(&work.iter().map(|work| of(&peaks, work)).collect::<Vec<f64>>()))
+        };
+        Self {
+            bandwidth_fraction: middle(&|p, w| p.bandwidth_fraction(&w.cost, w.seconds)),
+            arithmetic_fraction: middle(&|p, w| p.arithmetic_fraction(&w.cost, w.seconds)),
+        }
+    }
+
+    /// Two columns of 7: percents.
+    fn text(&self) -> String {
+        let column = |part: Option<f64>| match part {
+            None => format!("{:>7}", "-"),
+            Some(part) => format!("{:6.1}%", part * 100.0),
+        };
+        column(self.bandwidth_fraction) + &column(self.arithmetic_fraction)
+    }
 }
 
 impl Bench {
@@ -72,9 +121,17 @@ impl Bench {
         let setup = Setup { memory, kv: model::stored(args.kv), ..Setup::new(room) };
         let device = model::device(args.device, args.cpu);
         let (exec, _) = model::load(source, device, setup, args.seed)?;
-        let (vocab, base) = (exec.vocab(), exec.usage());
-        let (engine, events) = (Engine::new(exec), Vec::new());
-        Ok(Self { engine, vocab, random: args.seed, events, base })
+        let (vocab, base, peaks) = (exec.vocab(), exec.usage(), exec.peaks());
+        let (engine, events, work) = (Engine::new(exec), Vec::new(), Work::default());
+        Ok(Self { engine, vocab, random: args.seed, events, base, peaks, work })
+    }
+
+    /// Steps count from now on.
+    fn begin(&mut self) {
+        self.work = Work::default();
+        if self.engine.profiled().is_some() {
+            self.engine.profile(true);
+        }
     }
 
     /// A number below `n`; the same ones for the same seed.
@@ -96,6 +153,13 @@ impl Bench {
         let began = Instant::now();
         self.engine.step(&mut self.events)?;
         let seconds = began.elapsed().as_secs_f64();
+        self.work.seconds += seconds;
+        self.work.tokens += self.events.iter().filter(|e| matches!(e, Event::Token { .. })).count();
+        if self.peaks.is_some()
+            && let Some(step) = self.engine.executor().step_cost()
+        {
+            self.work.cost += step.cost;
+        }
         let failed = self.events.iter().find_map(|event| match event {
             Event::Failed { error, .. } => Some(error.clone()),
             _ => None,
@@ -134,6 +198,11 @@ struct Facts {
     /// Everything on the device.
     live_bytes: usize,
     rss_bytes: Option<u64>,
+    /// What the machine can do at most, measured at the start; absent where nothing runs.
+    read_bytes_per_second: Option<f64>,
+    /// A multiply-add is two, of both kinds.
+    int8_operations_per_second: Option<f64>,
+    f32_operations_per_second: Option<f64>,
     argv: Vec<String>,
 }
 
@@ -152,14 +221,19 @@ impl Facts {
             cache_bytes: exec.cache_bytes(),
             live_bytes: exec.usage().live.bytes,
             rss_bytes: machine::rss(),
+            read_bytes_per_second: bench.peaks.map(|peaks| peaks.read),
+            int8_operations_per_second: bench.peaks.map(|peaks| 2.0 * peaks.ops),
+            f32_operations_per_second: bench.peaks.map(|peaks| peaks.flops),
             argv: std::env::args().collect(),
         }
     }
 
     fn text(&self) -> String {
         let bytes = |n: usize| show::bytes(n as u64);
+        let giga = |n: Option<f64>| n.map_or("unknown".into(), |n| format!("{:.1}", n * 1e-9));
         format!(
-            "model    {}, {}\nmachine  {}, {} cores; {}\nmemory   weights {}, caches {}, all {}; resident {}\n",
+            "model    {}, {}\nmachine  {}, {} cores; {}\nmemory   weights {}, caches {}, all {}; resident {}\n\
+             peaks    {} GB/s read, {} Gop/s in 8 bits, {} in f32\n",
             self.model,
             self.file_bytes.map_or("random".into(), |n| format!("{} in its files", show::bytes(n))),
             self.processor.as_deref().unwrap_or("unknown processor"),
@@ -169,6 +243,9 @@ impl Facts {
             bytes(self.cache_bytes),
             bytes(self.live_bytes),
             self.rss_bytes.map_or("unknown".into(), show::bytes),
+            giga(self.read_bytes_per_second),
+            giga(self.int8_operations_per_second),
+            giga(self.f32_operations_per_second),
         )
     }
 }

@@ -5,7 +5,6 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use std::time::Instant;
 
 use longrun_lm::array::BLOCK;
 use longrun_lm::cache::Room;
@@ -13,7 +12,8 @@ use longrun_lm::engine::{Event, Request, RowId};
 use longrun_lm::{Error, Kind, Result};
 use serde::Serialize;
 
-use super::{Bench, Facts, fits, median, open, positive};
+use super::profile::{self, Phase};
+use super::{Bench, Facts, Used, Work, fits, median, open, positive};
 use crate::args::SpeedArgs;
 use crate::show;
 
@@ -21,6 +21,8 @@ use crate::show;
 #[derive(Debug, Default, Serialize)]
 struct Rate {
     tokens_per_second: f64,
+    #[serde(flatten)]
+    used: Used,
     rounds: Vec<f64>,
 }
 
@@ -39,6 +41,8 @@ struct Batch {
     tokens_per_second_of_a_row: f64,
     /// Over one row, within a round; the median of the rounds.
     ratio: f64,
+    #[serde(flatten)]
+    used: Used,
     rounds: Vec<f64>,
 }
 
@@ -49,6 +53,9 @@ struct Outcome {
     prefill: Rate,
     decode: Vec<Depth>,
     batch: Vec<Batch>,
+    /// Where the time of steps goes, if that was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    profile: Vec<Phase>,
     #[serde(flatten)]
     facts: Facts,
 }
@@ -63,7 +70,9 @@ pub(super) fn run(args: &SpeedArgs) -> Result<ExitCode> {
     fits(&args.model, &source, room.context)?;
     let mut bench = Bench::new(&args.model, &source, room, None)?;
     let outcome = measure(args, &mut bench)?;
-    let outcome = Outcome { facts: Facts::new(&args.model, &source, &bench), ..outcome };
+    let profile = if args.profile { profiled(args, &mut bench)? } else { Vec::new() };
+    let facts = Facts::new(&args.model, &source, &bench);
+    let outcome = Outcome { profile, facts, ..outcome };
     show::out(&if args.json { show::json(&outcome)? } else { table(&outcome) })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -100,9 +109,9 @@ fn measure(args: &SpeedArgs, bench: &mut Bench) -> Result<Outcome> {
     let each = args.depth.len() + args.batch.len() + 1;
     bar.set_length(args.rounds.saturating_mul(each) as u64);
     prefill(bench, args.prompt.min(64))?;
-    let mut all: [Vec<Vec<f64>>; 3] = Default::default();
+    let mut all: [Vec<Vec<Work>>; 3] = Default::default();
     for _ in 0..args.rounds {
-        let mut one: [Vec<f64>; 3] = Default::default();
+        let mut one: [Vec<Work>; 3] = Default::default();
         one[0].push(prefill(bench, args.prompt)?);
         bar.inc(1);
         for depth in &args.depth {
@@ -118,18 +127,22 @@ fn measure(args: &SpeedArgs, bench: &mut Bench) -> Result<Outcome> {
         all.iter_mut().zip(one).for_each(|(all, one)| all.push(one));
     }
     bar.finish_and_clear();
-    let rounds = |part: usize, i: usize| all[part].iter().map(|r| r[i]).collect::<Vec<f64>>();
-    let rate = |rounds: Vec<f64>| Rate { tokens_per_second: median(&rounds), rounds };
+    let peaks = bench.peaks;
+    let rounds = |part: usize, i: usize| all[part].iter().map(|r| r[i]).collect::<Vec<Work>>();
+    let rate = |work: Vec<Work>| {
+        let rounds: Vec<f64> = work.iter().map(Work::rate).collect();
+        Rate { tokens_per_second: median(&rounds), used: Used::of(peaks, &work), rounds }
+    };
     let batch = args.batch.iter().enumerate().map(|(i, &rows)| {
-        let (together, alone) = (rounds(2, i), rounds(1, 0));
-        let ratios: Vec<f64> = together.iter().zip(&alone).map(|(t, a)| t / a).collect();
-        let total = median(&together);
+        let (together, alone) = (rate(rounds(2, i)), rate(rounds(1, 0)));
+        let ratios = together.rounds.iter().zip(&alone.rounds).map(|(t, a)| t / a);
         Batch {
             rows,
-            total_tokens_per_second: total,
-            tokens_per_second_of_a_row: total / rows as f64,
-            ratio: median(&ratios),
-            rounds: together,
+            total_tokens_per_second: together.tokens_per_second,
+            tokens_per_second_of_a_row: together.tokens_per_second / rows as f64,
+            ratio: median(&ratios.collect::<Vec<f64>>()),
+            used: together.used,
+            rounds: together.rounds,
         }
     });
     let depths = args.depth.iter().enumerate();
@@ -139,23 +152,41 @@ fn measure(args: &SpeedArgs, bench: &mut Bench) -> Result<Outcome> {
         prefill: rate(rounds(0, 0)),
         decode: depths.map(|(i, &depth)| Depth { depth, rate: rate(rounds(1, i)) }).collect(),
         batch: batch.collect(),
+        profile: Vec::new(),
         facts: Facts::default(),
     })
 }
 
-/// Tokens a second of a prompt, its first token included.
-fn prefill(bench: &mut Bench, prompt: usize) -> Result<f64> {
+/// One more round of everything, to see where its time goes.
+fn profiled(args: &SpeedArgs, bench: &mut Bench) -> Result<Vec<Phase>> {
+    let first = args.depth.first().copied().unwrap_or(0);
+    bench.engine.profile(true);
+    prefill(bench, args.prompt)?;
+    let mut phases = vec![profile::phase(bench, format!("prefill, {} tokens", args.prompt))];
+    let alone = args.depth.iter().map(|depth| (1, *depth));
+    let batches = args.batch.iter().filter(|rows| **rows > 1).map(|rows| (*rows, first));
+    for (rows, depth) in alone.chain(batches) {
+        decode(args, bench, rows, depth)?;
+        let of = if rows > 1 { format!(" of {rows} rows") } else { String::new() };
+        phases.push(profile::phase(bench, format!("decode{of}, after {depth} tokens")));
+    }
+    bench.engine.profile(false);
+    Ok(phases)
+}
+
+/// Reads a prompt; its first token is included.
+fn prefill(bench: &mut Bench, prompt: usize) -> Result<Work> {
     let ids = bench.ids(prompt);
-    let began = Instant::now();
+    bench.begin();
     bench.engine.submit(Request::new(ids, 1))?;
     while bench.engine.rows() > 0 {
         bench.step()?;
     }
-    Ok(prompt as f64 / began.elapsed().as_secs_f64().max(1e-9))
+    Ok(Work { tokens: prompt, ..bench.work })
 }
 
-/// Tokens a second of `rows` rows together, each behind a text of `depth` tokens.
-fn decode(args: &SpeedArgs, bench: &mut Bench, rows: usize, depth: usize) -> Result<f64> {
+/// Decodes with `rows` rows together, each behind a text of `depth` tokens.
+fn decode(args: &SpeedArgs, bench: &mut Bench, rows: usize, depth: usize) -> Result<Work> {
     let most = args.generate + lead(args, rows, depth);
     let mut started: Vec<(RowId, bool)> = Vec::with_capacity(rows);
     for _ in 0..rows {
@@ -169,34 +200,42 @@ fn decode(args: &SpeedArgs, bench: &mut Bench, rows: usize, depth: usize) -> Res
             started.iter_mut().filter(|(id, _)| id == row).for_each(|(_, decodes)| *decodes = true);
         }
     }
-    let (mut tokens, mut seconds) = (0, 0.0);
+    bench.begin();
     for _ in 0..args.generate {
-        seconds += bench.step()?;
-        tokens += bench.events.iter().filter(|e| matches!(e, Event::Token { .. })).count();
+        bench.step()?;
     }
+    let work = bench.work;
     started.iter().for_each(|(row, _)| bench.engine.cancel(*row));
-    if tokens != rows * args.generate {
-        let what = format!("{tokens} tokens in {} steps of {rows} rows", args.generate);
+    if work.tokens != rows * args.generate {
+        let what = format!("{} tokens in {} steps of {rows} rows", work.tokens, args.generate);
         return Err(Error::new(Kind::Bug, what).hint("please report it"));
     }
-    Ok(tokens as f64 / seconds.max(1e-9))
+    Ok(work)
 }
 
 fn table(o: &Outcome) -> String {
     let mut text = o.facts.text();
     let mut line = |name: &str, what: String, rate: &Rate| {
-        let _ = writeln!(text, "{name:8} {what:24} {:>10.1} tokens/s", rate.tokens_per_second);
+        let used = rate.used.text();
+        let speed = rate.tokens_per_second;
+        let _ = writeln!(text, "{name:8} {what:24} {speed:>10.1} tokens/s {used}");
     };
     line("prefill", format!("{} tokens", o.prompt), &o.prefill);
     for Depth { depth, rate } in &o.decode {
         line("decode", format!("{} after {depth}", o.generate), rate);
     }
-    text += "\nrows    tokens/s   of a row   ratio\n";
+    text += "\nrows    tokens/s   of a row   ratio  memory   arith\n";
     for b in &o.batch {
         let (total, each) = (b.total_tokens_per_second, b.tokens_per_second_of_a_row);
-        let _ = writeln!(text, "{:4} {total:11.1} {each:10.1} {:7.2}", b.rows, b.ratio);
+        let used = b.used.text();
+        let _ = writeln!(text, "{:4} {total:11.1} {each:10.1} {:7.2} {used}", b.rows, b.ratio);
     }
     let rounds = o.prefill.rounds.len();
-    let _ = writeln!(text, "\nmedians of {rounds} rounds; the ratio is over one row");
+    let _ = writeln!(
+        text,
+        "\nmedians of {rounds} rounds; the ratio is over one row; percents are of the peaks: of the bandwidth, by \
+         weights and states, and of the arithmetic"
+    );
+    o.profile.iter().for_each(|phase| text += &phase.text());
     text
 }

@@ -14,7 +14,7 @@ use longrun_lm::cache::Room;
 use longrun_lm::engine::{Event, Request, RowId};
 use serde::Serialize;
 
-use super::{Bench, Facts, fits, median, open, positive, verdict};
+use super::{Bench, Facts, Used, Work, fits, median, open, positive, verdict};
 use crate::args::StreamsArgs;
 use crate::show;
 
@@ -34,8 +34,12 @@ struct Phase {
     /// Between two tokens of a stream.
     longest_gap_seconds: f64,
     longest_gap_steps: usize,
+    #[serde(flatten)]
+    used: Used,
     #[serde(skip)]
     seconds: Vec<f64>,
+    #[serde(skip)]
+    work: Work,
 }
 
 #[derive(Debug, Serialize)]
@@ -135,6 +139,7 @@ impl Streams {
         for phase in &mut phases {
             phase.median_step_seconds = median(&phase.seconds);
             phase.longest_step_seconds = phase.seconds.iter().copied().fold(0.0, f64::max);
+            phase.used = Used::of(self.bench.peaks, &[phase.work]);
         }
         let [before, during, after] = phases;
         let (streams, long) = (args.streams, args.long);
@@ -155,7 +160,10 @@ impl Streams {
 
     /// One step of a phase. A stream that got no token in it has a gap that grows.
     fn one(&mut self, phase: &mut Phase) -> Result<()> {
+        self.bench.begin();
         phase.seconds.push(self.bench.step()?);
+        phase.work.seconds += self.bench.work.seconds;
+        phase.work.cost += self.bench.work.cost;
         phase.steps += 1;
         self.step += 1;
         let (now, step) = (Instant::now(), self.step);
@@ -202,17 +210,18 @@ impl Streams {
 fn text(o: &Outcome) -> String {
     let mut text = o.facts.text();
     let _ = writeln!(text, "load     {} streams, a prompt of {} tokens", o.streams, o.long);
-    text += "\n        steps  median step  longest step  longest gap of a stream\n";
+    text += "\n        steps  median step  longest step  longest gap of a stream  memory   arith\n";
     let ms = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
     for (name, phase) in [("before", &o.before), ("during", &o.during), ("after", &o.after)] {
         let _ = writeln!(
             text,
-            "{name:7} {:5} {:>12} {:>13} {:>12}, {} steps",
+            "{name:7} {:5} {:>12} {:>13} {:>12}, {} steps {:>17}",
             phase.steps,
             ms(phase.median_step_seconds),
             ms(phase.longest_step_seconds),
             ms(phase.longest_gap_seconds),
             phase.longest_gap_steps,
+            phase.used.text(),
         );
     }
     let _ = writeln!(

@@ -1,0 +1,117 @@
+//! What this machine can do at most with the threads of a device: reading memory, and products in the first cache.
+//!
+//! Owns the clock and the memory that is streamed. What disturbs a run makes it slower, never faster: many short runs are
+//! made, and the fast ones count. The memory is given back when this returns, and the ledger does not see it.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use super::lanes::{Isa, per_isa};
+use super::memory::HostBuffer;
+use super::pool::Pool;
+use crate::matmul::peak::{float_operations, integer_products};
+use crate::profile::Peaks;
+
+/// How long runs of one kind are made.
+const SPAN: Duration = Duration::from_millis(80);
+/// How long a run of arithmetic is at least: enough to make waking a thread small beside it.
+const RUN: Duration = Duration::from_micros(300);
+/// Bytes that a run reads, all threads together.
+const PIECE: usize = 8 << 20;
+/// Bytes that are streamed at least and at most. Fresh memory is slow to get: where the last cache is as large as the
+/// most, it is a part of what is measured.
+const STREAMED: (usize, usize) = (64 << 20, 256 << 20);
+/// The size of the last cache where the system does not tell.
+const CACHE: usize = 32 << 20;
+
+/// Measures all peaks.
+pub(super) fn measure(pool: &Pool, isa: Isa) -> Peaks {
+    Peaks {
+        read: read(pool, isa),
+        ops: arithmetic(pool, |rounds| integer_products(isa, rounds)),
+        flops: arithmetic(pool, |rounds| float_operations(isa, rounds)),
+    }
+}
+
+/// What `work`, which says how much it does in so many rounds, does a second on all threads: in the fastest run.
+fn arithmetic(pool: &Pool, work: impl Fn(usize) -> u64 + Sync) -> f64 {
+    let took = |rounds| {
+        let began = Instant::now();
+        (work(rounds), began.elapsed())
+    };
+    let mut rounds = 64;
+    while took(rounds).1 < RUN {
+        rounds *= 2;
+    }
+    let seconds = runs(|_| pool.run(&|_| _ = black_box(work(rounds))));
+    let fastest = seconds.first().copied().unwrap_or(f64::INFINITY);
+    took(rounds).0 as f64 * pool.threads() as f64 / fastest
+}
+
+/// Seconds of all runs that fit into the span, one at least; the fastest first.
+fn runs(mut run: impl FnMut(usize)) -> Vec<f64> {
+    let (start, mut seconds) = (Instant::now(), Vec::new());
+    while seconds.is_empty() || start.elapsed() < SPAN {
+        let began = Instant::now();
+        run(seconds.len());
+        seconds.push(began.elapsed().as_secs_f64().max(1e-9));
+    }
+    seconds.sort_by(f64::total_cmp);
+    seconds
+}
+
+/// Bytes a second that all threads read, piece by piece of memory that is larger than the last cache: of the fastest
+/// fifth of the runs the slowest, since a few pieces may have stayed in a cache.
+fn read(pool: &Pool, isa: Isa) -> f64 {
+    let bytes = (2 * last_cache()).clamp(STREAMED.0, STREAMED.1);
+    let Some(memory) = HostBuffer::new(bytes) else { return 0.0 };
+    let pieces = memory.numbers().chunks_exact(PIECE / 4).collect::<Vec<_>>();
+    let threads = pool.threads();
+    let seconds = runs(|i| {
+        let piece = pieces[i % pieces.len()];
+        pool.run(&|thread| {
+            let part = piece.len() * thread / threads..piece.len() * (thread + 1) / threads;
+            black_box(sum(isa, &piece[part]));
+        });
+    });
+    PIECE as f64 / seconds[seconds.len() / 5]
+}
+
+per_isa! {
+    fn sum(numbers: &[f32]) -> u32 {
+        let mut sums = [0u32; 64];
+        for numbers in numbers.as_chunks::<64>().0 {
+            sums.iter_mut().zip(numbers).for_each(|(sum, x)| *sum = sum.wrapping_add(x.to_bits()));
+        }
+        sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
+    }
+}
+
+/// Bytes of the largest cache of the first processor.
+fn last_cache() -> usize {
+    let size = |index: usize| {
+        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+        let text = std::fs::read_to_string(path).ok()?;
+        let (number, shift) = match text.trim() {
+            text if text.ends_with('K') => (text.trim_end_matches('K'), 10),
+            text if text.ends_with('M') => (text.trim_end_matches('M'), 20),
+            text => (text, 0),
+        };
+        number.parse::<usize>().ok()?.checked_mul(1 << shift)
+    };
+    (0..5).filter_map(size).max().unwrap_or(CACHE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_has_peaks() {
+        let pool = Pool::new(2);
+        for isa in Isa::available() {
+            let peaks = measure(&pool, isa);
+            assert!(peaks.read > 1e7 && peaks.ops > 1e7 && peaks.flops > 1e7, "{peaks:?}");
+        }
+    }
+}
