@@ -27,7 +27,7 @@ mod view;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use memory::HostBuffer;
+use memory::{HostBuffer, Slabs};
 use pool::Pool;
 
 use crate::device::{BufferId, Device, MatrixSpec, PlanId, Shared, Ticket};
@@ -60,6 +60,7 @@ pub struct CpuDevice {
     options: CpuOptions,
     isa: Isa,
     pool: Pool,
+    slabs: Slabs,
     buffers: Vec<Option<HostBuffer>>,
     /// The address of each buffer, in step with `buffers`.
     addresses: Vec<*mut u8>,
@@ -78,6 +79,7 @@ impl CpuDevice {
             options,
             isa: options.isa.unwrap_or_else(Isa::detect),
             pool: Pool::new(threads),
+            slabs: Slabs::default(),
             buffers: Vec::new(),
             addresses: Vec::new(),
             plans: Vec::new(),
@@ -110,7 +112,7 @@ impl Device for CpuDevice {
 
     fn allocate(&mut self, bytes: usize) -> Option<BufferId> {
         let id = BufferId(u32::try_from(self.buffers.len()).ok()?);
-        let mut buffer = HostBuffer::new(bytes)?;
+        let mut buffer = self.slabs.allocate(bytes)?;
         self.addresses.push(buffer.ptr_mut());
         self.buffers.push(Some(buffer));
         Some(id)
