@@ -12,8 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a thread spins for work before it sleeps: some launches, not some steps.
-const SPIN: Duration = Duration::from_micros(20);
+/// How long a thread spins for work before it sleeps: what lies between two launches that are shared. Longer spinning
+/// takes a core from whoever else needs it, and from this thread when it has work.
+const SPIN: Duration = Duration::from_micros(10);
 
 /// Bits of [`Shared::open`] that count units; the others hold the round's number, which does not come again in years.
 const UNIT_BITS: u32 = 16;
@@ -33,8 +34,8 @@ struct Round {
 /// What the threads have in common.
 ///
 /// A round is open while `open` counts units that nobody has taken. Taking some is one exchange of `open`, which fails
-/// if anything has changed: if it succeeds, the round whose number it held was open, and stays alive until the taker has
-/// taken its units off `unfinished`. So a thread that comes late finds either no units or those of the next round.
+/// if anything has changed: if it succeeds, the round whose number it held was open, and it stays alive until the taker
+/// has taken its units off `unfinished`. So who comes late finds either no units or those of the next round.
 struct Shared {
     threads: usize,
     /// The round's number, then the units that nobody has taken.
@@ -86,11 +87,12 @@ impl Pool {
     }
 
     /// Calls `work(thread, range)` with disjoint ranges that together are `0..units`, at most [`MOST_UNITS`], and
-    /// returns when all are done. Of calls at the same time each has a `thread` of its own, below `threads()`.
+    /// returns when all are done. Of calls at the same time each has a `thread` of its own, below `threads()`. Workers
+    /// that sleep take part if they are to `wake`, which takes a system call each.
     ///
     /// # Panics
     /// A chunk panicked.
-    pub(crate) fn run(&self, units: usize, work: Work<'_>) {
+    pub(crate) fn run(&self, units: usize, wake: bool, work: Work<'_>) {
         assert!(units <= MOST_UNITS, "{units} units of work");
         if units <= 1 || self.workers.is_empty() {
             return work(0, 0..units);
@@ -103,6 +105,9 @@ impl Pool {
         let work = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
         let round = Round { work, units };
         s.publish(&round);
+        if wake {
+            s.wake(units - 1);
+        }
         let mut panic = None;
         while let Some(caught) = s.chunk(0) {
             panic = panic.or(caught.err());
@@ -141,9 +146,13 @@ impl Shared {
         let number = (self.open.load(Ordering::Relaxed) >> UNIT_BITS).wrapping_add(1);
         // Release: who sees the units sees what was written before, the two words above included.
         self.open.store(number << UNIT_BITS | round.units as u64, Ordering::Release);
-        // Under the lock, or a worker could see no units and sleep just after it was counted.
+    }
+
+    /// Wakes up to `most` of the workers that sleep.
+    fn wake(&self, most: usize) {
+        // Under the lock, or a worker could have seen no units and sleep just after it was counted.
         let mut asleep = lock(&self.asleep);
-        let wake = (*asleep).min(round.units - 1);
+        let wake = (*asleep).min(most);
         *asleep -= wake;
         drop(asleep);
         (0..wake).for_each(|_| self.work.notify_one());
@@ -167,9 +176,9 @@ impl Shared {
                 Err(now) => open = now,
             }
         };
-        // SAFETY: the exchange succeeded, so the round numbered in `open` had units left until then, and these are ours:
-        // `Pool::run` waits for them before the round goes away or another one is published. The pointer is that
-        // round's: it was written before `open` was and is written again only after these units are done.
+        // SAFETY: the exchange succeeded, so the round numbered in `open` had units left until then; these are ours,
+        // and `Pool::run` waits for them before the round goes away or another one is published. The pointer is that
+        // round's: it was written before `open` was, and is written again only after these units are done.
         let round = unsafe { &*round };
         let first = round.units - left;
         let done = catch_unwind(AssertUnwindSafe(|| (round.work)(thread, first..first + take)));

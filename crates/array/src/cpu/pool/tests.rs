@@ -26,7 +26,7 @@ fn every_unit_is_done_once_by_threads_that_do_one_chunk_at_a_time() {
         for round in 0..4000 {
             let units = [0, 1, 2, 3, 7, 40, 1000][round % 7];
             let hits: Vec<_> = (0..units).map(|_| AtomicUsize::new(0)).collect();
-            pool.run(units, &|thread, range| {
+            pool.run(units, true, &|thread, range| {
                 assert!(!busy[thread].swap(true, Ordering::Acquire));
                 for unit in range {
                     hits[unit].fetch_add(1, Ordering::Relaxed);
@@ -50,7 +50,7 @@ fn rounds_do_not_mix() {
         let mut sums = vec![0; units];
         let places = AtomicPtr::new(sums.as_mut_ptr());
         let given: Vec<usize> = (0..units).map(|unit| unit * round).collect();
-        pool.run(units, &|_, range| {
+        pool.run(units, true, &|_, range| {
             for unit in range {
                 // SAFETY: a unit is handed out once, and the call returns when all are done.
                 unsafe { *places.load(Ordering::Relaxed).add(unit) += given[unit] };
@@ -67,7 +67,7 @@ fn a_panic_in_a_chunk_reaches_the_caller_and_the_pool_lives_on() {
         for bad in 0..20 {
             let done = AtomicUsize::new(0);
             let run = || {
-                pool.run(20, &|_, units| {
+                pool.run(20, true, &|_, units| {
                     assert!(!units.contains(&bad), "planted");
                     count(&done, units);
                 });
@@ -76,7 +76,7 @@ fn a_panic_in_a_chunk_reaches_the_caller_and_the_pool_lives_on() {
             let most = if threads == 1 { 0 } else { 19 };
             assert!(done.load(Ordering::Relaxed) <= most);
             done.store(0, Ordering::Relaxed);
-            pool.run(20, &|_, units| count(&done, units));
+            pool.run(20, true, &|_, units| count(&done, units));
             assert_eq!(done.load(Ordering::Relaxed), 20);
         }
     }
@@ -88,13 +88,13 @@ fn a_panic_on_another_thread_reaches_the_caller() {
     let pool = Pool::new(2);
     let came = AtomicUsize::new(0);
     let run = || {
-        pool.run(2, &|thread, _| {
+        pool.run(2, true, &|thread, _| {
             meet(&came, 2);
             assert!(thread == 0, "planted");
         });
     };
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
-    pool.run(2, &|_, _| {});
+    pool.run(2, true, &|_, _| {});
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn sleeping_workers_wake_up() {
                 std::thread::sleep(Duration::from_millis(2));
             }
             let came = AtomicUsize::new(0);
-            pool.run(threads, &|_, units| {
+            pool.run(threads, true, &|_, units| {
                 assert_eq!(units.len(), 1);
                 meet(&came, threads);
             });
@@ -128,7 +128,7 @@ fn a_worker_that_never_comes_is_not_waited_for() {
     };
     let pool = Pool { shared, workers: vec![idle], turn: Mutex::new(()), spin: true };
     let done = AtomicUsize::new(0);
-    pool.run(100, &|thread, units| {
+    pool.run(100, true, &|thread, units| {
         assert_eq!(thread, 0);
         count(&done, units);
     });
@@ -170,9 +170,9 @@ fn a_late_worker_finds_nothing_or_the_next_round() {
 fn who_comes_while_a_round_runs_works_alone() {
     let pool = Pool::new(3);
     let inner = AtomicUsize::new(0);
-    pool.run(6, &|_, outer| {
+    pool.run(6, true, &|_, outer| {
         for _ in outer {
-            pool.run(10, &|_, units| count(&inner, units));
+            pool.run(10, true, &|_, units| count(&inner, units));
         }
     });
     assert_eq!(inner.load(Ordering::Relaxed), 60);
