@@ -49,15 +49,15 @@ impl MappedFile {
         let _ = self.map.advise(memmap2::Advice::Sequential);
     }
 
-    /// Lets go of the memory of the pages that lie wholly in `range` (bytes). Reading them again is
-    /// correct and reads the file again. Advice only: a range outside the file is clipped.
+    /// Lets go of the memory of all pages with bytes of `range`: what lies between two ranges goes too. Reading them
+    /// again is correct and reads the file again. Advice only: a range outside the file is clipped.
     pub fn forget_pages(&self, range: Range<usize>) {
         #[cfg(unix)]
         {
             let len = self.map.len();
-            let start = range.start.min(len).next_multiple_of(GRANULE);
-            let end = if range.end >= len { len } else { range.end / GRANULE * GRANULE };
-            if start < end {
+            let start = range.start.min(len) / GRANULE * GRANULE;
+            let end = range.end.min(len).next_multiple_of(GRANULE).min(len);
+            if range.start < range.end && start < end {
                 // SAFETY: the mapping is shared, file-backed and never written, so a dropped page
                 // is filled from the same file at the next touch: the slice keeps its contents
                 // under the contract of `open`, and live borrows of it stay valid.
@@ -106,6 +106,27 @@ mod tests {
             file.forget_pages(range);
             assert_eq!(&file[..], &bytes[..]);
         }
+        fs::remove_file(path).unwrap();
+    }
+
+    /// Tensors lie side by side, and none ends where a page does.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn ranges_that_touch_leave_nothing_behind() {
+        let path = scratch("edges");
+        fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        let resident = || {
+            let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+            let mine = maps.split_once(path.to_str().unwrap()).unwrap().1;
+            let line = mine.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<usize>().unwrap()
+        };
+        assert!(file.iter().all(|byte| *byte == 1) && resident() > 0);
+        for ends in [0, 70_001, 70_008, 500_000, 1 << 20].windows(2) {
+            file.forget_pages(ends[0]..ends[1]);
+        }
+        assert_eq!(resident(), 0);
         fs::remove_file(path).unwrap();
     }
 

@@ -198,7 +198,9 @@ pub(super) fn linear(
         }
     };
     if x.rows > 0 {
-        share(c.pool, layout.panels(), x.rows * spec.cols * PANEL_ROWS / 64, run);
+        // Few rows wait for the weights, which memory gives at some 12 bytes a nanosecond.
+        let cost = x.rows * spec.cols * PANEL_ROWS / 64 + layout.panel_bytes() / 12;
+        share(c.pool, layout.panels(), cost, run);
     }
 }
 

@@ -30,7 +30,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use memory::HostBuffer;
+use memory::{HostBuffer, Slabs};
 use pool::Pool;
 
 use crate::device::{BufferId, Device, IN_FLIGHT, MatrixSpec, PlanId, Shared, Ticket};
@@ -64,6 +64,7 @@ pub struct CpuDevice {
     options: CpuOptions,
     isa: Isa,
     pool: Pool,
+    slabs: Slabs,
     buffers: Vec<Option<HostBuffer>>,
     /// The address of each buffer, in step with `buffers`.
     addresses: Vec<*mut u8>,
@@ -84,6 +85,7 @@ impl CpuDevice {
             options,
             isa: options.isa.unwrap_or_else(Isa::detect),
             pool: Pool::new(threads),
+            slabs: Slabs::default(),
             buffers: Vec::new(),
             addresses: Vec::new(),
             plans: Vec::new(),
@@ -117,7 +119,7 @@ impl Device for CpuDevice {
 
     fn allocate(&mut self, bytes: usize) -> Option<BufferId> {
         let id = BufferId(u32::try_from(self.buffers.len()).ok()?);
-        let mut buffer = HostBuffer::new(bytes)?;
+        let mut buffer = self.slabs.allocate(bytes)?;
         self.addresses.push(buffer.ptr_mut());
         self.buffers.push(Some(buffer));
         Some(id)

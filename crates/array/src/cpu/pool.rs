@@ -1,33 +1,56 @@
-//! The thread pool: fork and join around one closure, static shares, a short spin and then sleep.
+//! The thread pool: fork and join around one closure, chunks that whoever is free takes, a short spin and then sleep.
 //!
-//! Owns the worker threads of one device. Refuses tasks of its own making: no queues, no stealing, no nesting. A
-//! share that panics is reported to the caller once all shares are done.
+//! Owns the worker threads of one device. Refuses tasks of its own making: no queues, no nesting. The caller takes
+//! chunks like everybody else and waits for those alone that hold one: a thread that another process keeps from
+//! running costs nothing. A chunk that panics is reported to the caller once all chunks are done.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a thread spins for work before it sleeps: some launches, not some steps.
-const SPIN: Duration = Duration::from_micros(20);
+/// How long a thread spins for work before it sleeps: what lies between two launches that are shared. Longer spinning
+/// takes a core from whoever else needs it, and from this thread when it has work.
+const SPIN: Duration = Duration::from_micros(10);
 
-/// The closure of the current round, as an address that all workers may call.
-#[derive(Clone, Copy)]
-struct Task(*const (dyn Fn(usize) + Sync));
+/// Bits of [`Shared::open`] that count units; the others hold the round's number, which does not come again in years.
+const UNIT_BITS: u32 = 16;
 
-// SAFETY: the pointee is `Sync`, and `Pool::run` keeps it alive until every worker is done with it.
-unsafe impl Send for Task {}
+/// The most units of a round.
+pub(crate) const MOST_UNITS: usize = (1 << UNIT_BITS) - 1;
 
+/// What a round does with some of its units; the first argument is the number of the thread.
+type Work<'a> = &'a (dyn Fn(usize, Range<usize>) + Sync);
+
+/// A round, on the stack of the caller.
+struct Round {
+    work: Work<'static>,
+    units: usize,
+}
+
+/// What the threads have in common.
+///
+/// A round is open while `open` counts units that nobody has taken. Taking some is one exchange of `open`, which fails
+/// if anything has changed: if it succeeds, the round whose number it held was open, and it stays alive until the taker
+/// has taken its units off `unfinished`. So who comes late finds either no units or those of the next round.
 struct Shared {
-    /// Counts rounds; a worker runs a share each time it changes.
-    round: AtomicU64,
-    /// Shares of the round that are not done.
-    pending: AtomicUsize,
+    threads: usize,
+    /// The round's number, then the units that nobody has taken.
+    open: AtomicU64,
+    /// Of the round in `open`; must not be followed by who has not taken units.
+    round: AtomicPtr<Round>,
+    /// Units that are not done.
+    unfinished: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
-    task: Mutex<Option<Task>>,
+    /// Workers that sleep and were not woken, at least.
+    asleep: Mutex<usize>,
     work: Condvar,
+    /// Whether the caller sleeps.
+    waiting: Mutex<bool>,
     done: Condvar,
 }
 
@@ -35,6 +58,8 @@ struct Shared {
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// Held while a round runs.
+    turn: Mutex<()>,
     /// Spinning only steals time from the others if there are more threads than cores.
     spin: bool,
 }
@@ -42,15 +67,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool of `threads`, the calling thread included.
     pub(crate) fn new(threads: usize) -> Self {
-        let shared = Arc::new(Shared {
-            round: AtomicU64::new(0),
-            pending: AtomicUsize::new(0),
-            panicked: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            task: Mutex::new(None),
-            work: Condvar::new(),
-            done: Condvar::new(),
-        });
+        let shared = Arc::new(Shared::new(threads.max(1)));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = threads <= cores;
         let workers = (1..threads.max(1))
@@ -61,7 +78,7 @@ impl Pool {
             })
             .map_while(Result::ok)
             .collect();
-        Self { shared, workers, spin }
+        Self { shared, workers, turn: Mutex::new(()), spin }
     }
 
     /// Threads that take part, the caller included.
@@ -69,97 +86,166 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `share(i)` once for each `i < threads()`, on different threads, and returns when all are done.
+    /// Calls `work(thread, range)` with disjoint ranges that together are `0..units`, at most [`MOST_UNITS`], and
+    /// returns when all are done. Of calls at the same time each has a `thread` of its own, below `threads()`. Workers
+    /// that sleep take part if they are to `wake`, which takes a system call each.
     ///
     /// # Panics
-    /// A share panicked.
-    pub(crate) fn run(&self, share: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() {
-            return share(0);
+    /// A chunk panicked.
+    pub(crate) fn run(&self, units: usize, wake: bool, work: Work<'_>) {
+        assert!(units <= MOST_UNITS, "{units} units of work");
+        if units <= 1 || self.workers.is_empty() {
+            return work(0, 0..units);
         }
+        // Who comes while a round runs, from within it or on another thread, works alone.
+        let Ok(turn) = self.turn.try_lock() else { return work(0, 0..units) };
         let s = &*self.shared;
-        // SAFETY: only the lifetime is erased. This function does not return before `pending` is 0, and a worker
-        // touches the task only before it decrements `pending`.
-        let task = Task(unsafe {
-            std::mem::transmute::<
-                *const (dyn Fn(usize) + Sync),
-                *const (dyn Fn(usize) + Sync + 'static),
-            >(share)
-        });
-        s.pending.store(self.workers.len(), Ordering::Relaxed);
-        {
-            // Under the lock, or a worker could look at the round, miss this one, and sleep through the call.
-            let mut slot = s.lock();
-            *slot = Some(task);
-            s.round.fetch_add(1, Ordering::Release);
+        // SAFETY: only the lifetime is erased. A thread calls `work` only for units that it has taken and not yet
+        // taken off `unfinished`, and this function does not return, nor unwind, before `unfinished` is 0.
+        let work = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
+        let round = Round { work, units };
+        s.publish(&round);
+        if wake {
+            s.wake(units - 1);
         }
-        s.work.notify_all();
-        let mine = catch_unwind(AssertUnwindSafe(|| share(0)));
+        let mut panic = None;
+        while let Some(caught) = s.chunk(0) {
+            panic = panic.or(caught.err());
+        }
         s.join(self.spin);
-        if s.panicked.swap(false, Ordering::Relaxed) || mine.is_err() {
-            match mine {
-                Err(panic) => std::panic::resume_unwind(panic),
-                Ok(()) => panic!("a worker thread panicked in a kernel"),
-            }
+        drop(turn);
+        let elsewhere = s.panicked.swap(false, Ordering::Relaxed);
+        match panic {
+            Some(panic) => resume_unwind(panic),
+            None if elsewhere => panic!("a worker thread panicked in a kernel"),
+            None => {}
         }
     }
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Task>> {
-        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(threads: usize) -> Self {
+        Self {
+            threads,
+            open: AtomicU64::new(0),
+            round: AtomicPtr::new(std::ptr::null_mut()),
+            unfinished: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            asleep: Mutex::new(0),
+            work: Condvar::new(),
+            waiting: Mutex::new(false),
+            done: Condvar::new(),
+        }
     }
 
-    fn serve(&self, index: usize, spin: bool) {
-        let mut seen = 0;
+    /// Opens a round. The last one is done: all of its units were taken, and taken off `unfinished`.
+    fn publish(&self, round: &Round) {
+        self.unfinished.store(round.units, Ordering::Relaxed);
+        self.round.store(std::ptr::from_ref(round).cast_mut(), Ordering::Relaxed);
+        let number = (self.open.load(Ordering::Relaxed) >> UNIT_BITS).wrapping_add(1);
+        // Release: who sees the units sees what was written before, the two words above included.
+        self.open.store(number << UNIT_BITS | round.units as u64, Ordering::Release);
+    }
+
+    /// Wakes up to `most` of the workers that sleep.
+    fn wake(&self, most: usize) {
+        // Under the lock, or a worker could have seen no units and sleep just after it was counted.
+        let mut asleep = lock(&self.asleep);
+        let wake = (*asleep).min(most);
+        *asleep -= wake;
+        drop(asleep);
+        (0..wake).for_each(|_| self.work.notify_one());
+    }
+
+    /// Takes some units, large pieces first, and does them. `None` if there are none.
+    fn chunk(&self, thread: usize) -> Option<Result<(), Box<dyn Any + Send>>> {
+        let mut open = self.open.load(Ordering::Acquire);
+        let (round, left, take) = loop {
+            let left = open as usize & MOST_UNITS;
+            if left == 0 {
+                return None;
+            }
+            let round = self.round.load(Ordering::Relaxed);
+            let take = left.div_ceil(2 * self.threads);
+            let taken = open - take as u64;
+            // Acquire, as for the load; release, so that the pointer was loaded before.
+            match self.open.compare_exchange_weak(open, taken, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => break (round, left, take),
+                Err(now) => open = now,
+            }
+        };
+        // SAFETY: the exchange succeeded, so the round numbered in `open` had units left until then; these are ours,
+        // and `Pool::run` waits for them before the round goes away or another one is published. The pointer is that
+        // round's: it was written before `open` was, and is written again only after these units are done.
+        let round = unsafe { &*round };
+        let first = round.units - left;
+        let done = catch_unwind(AssertUnwindSafe(|| (round.work)(thread, first..first + take)));
+        // The round may be gone as soon as its last units are taken off here.
+        if thread > 0 && done.is_err() {
+            self.panicked.store(true, Ordering::Relaxed);
+        }
+        let last = self.unfinished.fetch_sub(take, Ordering::AcqRel) == take;
+        if last && thread > 0 && *lock(&self.waiting) {
+            self.done.notify_one();
+        }
+        Some(done)
+    }
+
+    /// A worker's life.
+    fn serve(&self, thread: usize, spin: bool) {
+        let any = || self.open.load(Ordering::Acquire) as usize & MOST_UNITS != 0;
         loop {
-            spin_until(spin, || self.round.load(Ordering::Acquire) != seen);
-            let mut slot = self.lock();
-            while self.round.load(Ordering::Acquire) == seen {
-                slot = self.work.wait(slot).unwrap_or_else(PoisonError::into_inner);
+            while self.chunk(thread).is_some() {}
+            if spin_until(spin, any) {
+                continue;
             }
-            let task = *slot;
-            drop(slot);
-            if self.stop.load(Ordering::Relaxed) {
-                return;
-            }
-            seen = self.round.load(Ordering::Acquire);
-            if let Some(Task(share)) = task {
-                // SAFETY: `Pool::run` waits for this share before the closure goes away.
-                let done = catch_unwind(AssertUnwindSafe(|| unsafe { (*share)(index) }));
-                self.panicked.fetch_or(done.is_err(), Ordering::Relaxed);
-            }
-            if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-                drop(self.lock());
-                self.done.notify_one();
+            let mut asleep = lock(&self.asleep);
+            while !any() {
+                if self.stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                *asleep += 1;
+                asleep = self.work.wait(asleep).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
 
+    /// Waits for those that hold units.
     fn join(&self, spin: bool) {
-        spin_until(spin, || self.pending.load(Ordering::Acquire) == 0);
-        let mut slot = self.lock();
-        while self.pending.load(Ordering::Acquire) != 0 {
-            slot = self.done.wait(slot).unwrap_or_else(PoisonError::into_inner);
+        let done = || self.unfinished.load(Ordering::Acquire) == 0;
+        if done() || spin_until(spin, done) {
+            return;
         }
-        *slot = None;
+        let mut waiting = lock(&self.waiting);
+        while !done() {
+            *waiting = true;
+            waiting = self.done.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        *waiting = false;
     }
 }
 
-fn spin_until(spin: bool, ready: impl Fn() -> bool) {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether it came true while this thread was spinning.
+fn spin_until(spin: bool, ready: impl Fn() -> bool) -> bool {
     if !spin {
-        return;
+        return false;
     }
     let start = Instant::now();
-    while !ready() {
+    loop {
         for _ in 0..64 {
             if ready() {
-                return;
+                return true;
             }
             std::hint::spin_loop();
         }
         if start.elapsed() > SPIN {
-            return;
+            return false;
         }
     }
 }
@@ -167,10 +253,9 @@ fn spin_until(spin: bool, ready: impl Fn() -> bool) {
 impl Drop for Pool {
     fn drop(&mut self) {
         let s = &*self.shared;
-        s.stop.store(true, Ordering::Relaxed);
         {
-            let _slot = s.lock();
-            s.round.fetch_add(1, Ordering::Release);
+            let _asleep = lock(&s.asleep);
+            s.stop.store(true, Ordering::Relaxed);
         }
         s.work.notify_all();
         for worker in self.workers.drain(..) {
@@ -181,39 +266,4 @@ impl Drop for Pool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_share_runs_once_a_round() {
-        for threads in [1, 2, 3, 5] {
-            let pool = Pool::new(threads);
-            let hits: Vec<_> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
-            for _ in 0..2000 {
-                pool.run(&|i| {
-                    hits[i].fetch_add(1, Ordering::Relaxed);
-                });
-            }
-            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 2000));
-        }
-    }
-
-    #[test]
-    fn a_panic_in_a_share_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(3);
-        for bad in 0..3 {
-            let run = || pool.run(&|i| assert!(i != bad, "planted"));
-            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
-            pool.run(&|_| {});
-        }
-    }
-
-    #[test]
-    fn sleeping_workers_wake_up() {
-        let pool = Pool::new(2);
-        for _ in 0..3 {
-            std::thread::sleep(Duration::from_millis(2));
-            pool.run(&|_| {});
-        }
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::pool::Pool;
+use super::pool::{MOST_UNITS, Pool};
 
 /// A tensor that a kernel reads, `[rows, cols]`.
 #[derive(Clone, Copy)]
@@ -107,11 +107,17 @@ impl MatMut<'_> {
     }
 }
 
-/// Work below this (in about nanoseconds) is not worth waking a thread for.
-const WORTH_SHARING: usize = 8_000;
+/// Work below this (in about nanoseconds) stays on the calling thread.
+const WORTH_SHARING: usize = 3_000;
 
-/// Cuts `items` into one range a thread and calls `f` with each. Which thread gets which items changes nothing: the
-/// result of an item depends on the item alone.
+/// Work below this is not worth waking a thread for: those that are awake may take part.
+const WORTH_WAKING: usize = 10_000;
+
+/// Work of the smallest chunk (in about nanoseconds): taking one costs a twentieth of this.
+const UNIT: usize = 1_000;
+
+/// Cuts `items` into ranges for threads to take and calls `f` with each. Which thread gets which items changes nothing:
+/// the result of an item depends on the item alone.
 pub(crate) fn share(pool: &Pool, items: usize, cost: usize, f: impl Fn(Range<usize>) + Sync) {
     share_by(pool, items, cost, |_, items| f(items));
 }
@@ -123,13 +129,12 @@ pub(crate) fn share_by(
     cost: usize,
     f: impl Fn(usize, Range<usize>) + Sync,
 ) {
-    let threads = pool.threads().min(items);
-    if threads <= 1 || items.saturating_mul(cost) < WORTH_SHARING {
+    let all = items.saturating_mul(cost);
+    if pool.threads() == 1 || items <= 1 || all < WORTH_SHARING {
         return f(0, 0..items);
     }
-    pool.run(&|i| {
-        if i < threads {
-            f(i, items * i / threads..items * (i + 1) / threads);
-        }
+    let unit = UNIT.div_ceil(cost.max(1)).max(items.div_ceil(MOST_UNITS));
+    pool.run(items.div_ceil(unit), all >= WORTH_WAKING, &|thread, units| {
+        f(thread, units.start * unit..(units.end * unit).min(items));
     });
 }
