@@ -43,5 +43,5 @@ cmake -S "$tree" -B "$dir/build" -G Ninja \
     -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_APP=OFF \
     -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-nice -n 19 cmake --build "$dir/build" -j "$jobs" --target llama-bench llama-batched-bench
+nice -n 10 cmake --build "$dir/build" -j "$jobs" --target llama-bench llama-batched-bench llama-completion
 "$dir/build/bin/llama-bench" --version
