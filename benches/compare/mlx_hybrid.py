@@ -1,6 +1,6 @@
 """mlx-lm on the CPU, to compare with: hybrid models of middle size with random weights, and its speed on them.
 
-    python mlx_hybrid.py make FAMILY DIR               writes the model in bfloat16, as mlx-lm writes models
+    python mlx_hybrid.py make FAMILY DTYPE DIR         writes a model in float32 or bfloat16, as mlx-lm writes models
     python mlx_hybrid.py speed DIR PROMPT GENERATE     prints {"prefill": tokens a second, "decode": tokens a second}
 
 The families are qwen3_next (experts) and qwen3_5 (dense). Three layers of four are linear, heads and states have the
@@ -39,6 +39,7 @@ SHARED = {
     "attention_bias": False,
 }
 ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 CONFIGS = {
     "qwen3_next": SHARED
     | {
@@ -62,7 +63,7 @@ CONFIGS = {
 }
 
 
-def make(family: str, folder: Path) -> None:
+def make(family: str, dtype: mx.Dtype, folder: Path) -> None:
     """A folder that is there is whole: it gets its name last."""
     if folder.exists():
         return
@@ -72,8 +73,8 @@ def make(family: str, folder: Path) -> None:
     mx.random.seed(7)
     # Without weights in the folder the model has those that it is made with.
     model, _ = load_model(part, strict=False)
-    wide = lambda x: x.astype(mx.bfloat16) if mx.issubdtype(x.dtype, mx.floating) else x
-    model.update(tree_map(wide, model.parameters()))
+    typed = lambda x: x.astype(dtype) if mx.issubdtype(x.dtype, mx.floating) else x
+    model.update(tree_map(typed, model.parameters()))
     save_model(part, model)
     part.rename(folder)
 
@@ -95,8 +96,8 @@ def speed(folder: Path, prompt: int, generate: int) -> None:
 def main() -> None:
     mx.set_default_device(mx.cpu)
     match sys.argv[1:]:
-        case ["make", family, folder] if family in CONFIGS:
-            make(family, Path(folder))
+        case ["make", family, dtype, folder] if family in CONFIGS and dtype in DTYPES:
+            make(family, DTYPES[dtype], Path(folder))
         case ["speed", folder, prompt, generate]:
             speed(Path(folder), int(prompt), int(generate))
         case _:

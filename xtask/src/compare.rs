@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use engines::Engine;
-use part::Part;
+use part::{FULL, Part, SHORT, Sizes};
 
 use crate::fetch;
 use crate::shell::{Result, cargo, field_of, provenance, root, run, target};
@@ -22,6 +22,7 @@ struct Options {
     threads: Vec<usize>,
     rounds: usize,
     parts: Vec<Part>,
+    sizes: Sizes,
     /// The folder of llama.cpp's build.
     llama: PathBuf,
     write: bool,
@@ -29,16 +30,19 @@ struct Options {
 
 impl Options {
     fn new(args: &[&str]) -> Result<Self> {
+        let short = args.contains(&"--short");
         let mut o = Self {
             models: Vec::new(),
             threads: vec![std::thread::available_parallelism().map_or(1, usize::from)],
             rounds: 5,
             parts: Part::OF_FILES.to_vec(),
+            sizes: if short { SHORT } else { FULL },
             llama: target().join("llama.cpp"),
             write: args.contains(&"--write"),
         };
         let mlx = args.contains(&"--mlx");
-        let mut args = args.iter().filter(|flag| !["--mlx", "--write"].contains(*flag));
+        let alone = ["--mlx", "--short", "--write"];
+        let mut args = args.iter().filter(|flag| !alone.contains(*flag));
         while let Some(&flag) = args.next() {
             let value = args.next().ok_or_else(|| format!("{flag} wants a value"))?;
             let number = |text: &str| {
@@ -53,6 +57,9 @@ impl Options {
                 "--parts" => o.parts = value.split(',').map(Part::of).collect::<Result<_>>()?,
                 _ => return Err(format!("compare does not know {flag}")),
             }
+        }
+        if o.write && short {
+            return Err("tables of --short lengths don't go into the documentation".into());
         }
         if mlx && !o.parts.contains(&Part::Hybrid) {
             o.parts.push(Part::Hybrid);
@@ -139,17 +146,21 @@ impl Turns<'_> {
 
     /// One model on so many threads.
     fn table(&self, model: &Path, threads: usize) -> Result<Table> {
+        let sizes = &self.options.sizes;
         let file = model.file_name().unwrap_or_default().to_string_lossy();
         let name = format!("{file}, {threads} {}", if threads == 1 { "thread" } else { "threads" });
-        let mut all: Vec<Vec<Rounds>> =
-            self.parts.iter().map(|part| vec![Rounds::default(); part.lines().len()]).collect();
+        let mut all: Vec<Vec<Rounds>> = self
+            .parts
+            .iter()
+            .map(|part| vec![Rounds::default(); part.lines(sizes).len()])
+            .collect();
         for round in 0..self.options.rounds {
             for (part, lines) in self.parts.iter().zip(&mut all) {
                 // Who goes first changes from round to round.
                 let first = round % 2;
                 let mut numbers = [Vec::new(), Vec::new()];
                 for who in [first, 1 - first] {
-                    numbers[who] = self.pair[who].measure(*part, model, threads)?;
+                    numbers[who] = self.pair[who].measure(*part, sizes, model, threads)?;
                 }
                 eprintln!("{name}, round {}, {}: {numbers:.1?}", round + 1, part.name());
                 for (who, numbers) in numbers.into_iter().enumerate() {
@@ -162,7 +173,7 @@ impl Turns<'_> {
             self.pair[1].name()
         );
         let parts = self.parts.iter().zip(all);
-        let lines = parts.flat_map(|(part, rounds)| part.lines().into_iter().zip(rounds));
+        let lines = parts.flat_map(|(part, rounds)| part.lines(sizes).into_iter().zip(rounds));
         let lines = lines.map(|(line, [us, them])| {
             let pairs = us.iter().zip(&them);
             let ratio = |(us, them): (&f64, &f64)| if line.less { them / us } else { us / them };
@@ -206,7 +217,7 @@ impl Turns<'_> {
         for part in self.parts {
             let _ = writeln!(text, "# {}", part.name());
             for engine in self.pair {
-                let _ = writeln!(text, "{}", engine.shown(*part));
+                let _ = writeln!(text, "{}", engine.shown(*part, &self.options.sizes));
             }
         }
         text + "```\n"

@@ -27,7 +27,8 @@ cargo xtask compare [--threads N,..] [--rounds N] [--mlx] [--write]
                                       speed, load time and memory beside llama.cpp, which is fetched and built, as ratios;
                                       --mlx adds models with linear layers beside mlx-lm; --write puts the tables into
                                       docs/performance.md. Also [--model FILE]..., [--llama DIR] for one that is built,
-                                      and [--parts NAME,..] of prefill, decode, depth, rowsN, load, hybrid
+                                      [--parts NAME,..] of prefill, decode, depth, rowsN, load, hybrid,
+                                      and --short, a tenth of all lengths, to see that it runs
 cargo xtask count [--update]          instructions of a step under valgrind, beside those on record; --update records
 cargo xtask families                  every checkpoint of testdata beside its reference, into docs/families.md
 cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table

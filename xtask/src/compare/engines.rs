@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::part::{AFTER, DEPTH, GENERATE, PROMPT, Part, ROW};
+use super::part::{Part, Sizes};
 use super::peers;
 use crate::shell::{Output, Result, capture, words};
 
@@ -38,14 +38,20 @@ impl Engine {
     }
 
     /// The command of a part, with FILE and T in place of a model and the number of threads.
-    pub(super) fn shown(&self, part: Part) -> String {
-        words(&self.command(part, Path::new("FILE"), "T"))
+    pub(super) fn shown(&self, part: Part, sizes: &Sizes) -> String {
+        words(&self.command(part, sizes, Path::new("FILE"), "T"))
     }
 
     /// The numbers of a part, as [`Part::lines`] lists them.
-    pub(super) fn measure(&self, part: Part, model: &Path, threads: usize) -> Result<Vec<f64>> {
+    pub(super) fn measure(
+        &self,
+        part: Part,
+        sizes: &Sizes,
+        model: &Path,
+        threads: usize,
+    ) -> Result<Vec<f64>> {
         let threads = threads.to_string();
-        let mut command = self.command(part, model, &threads);
+        let mut command = self.command(part, sizes, model, &threads);
         let shown = words(&command);
         if part == Part::Load {
             let mut watched = Command::new("python3");
@@ -66,23 +72,28 @@ impl Engine {
         })
     }
 
-    fn command(&self, part: Part, model: &Path, threads: &str) -> Command {
+    fn command(&self, part: Part, sizes: &Sizes, model: &Path, threads: &str) -> Command {
         match self {
             Self::Longrun(binary) => {
                 let mut command = Command::new(binary);
-                command.args(longrun(part).split(' ')).args(["--threads", threads, "--model"]);
+                command.args(longrun(part, sizes).split(' ')).args([
+                    "--threads",
+                    threads,
+                    "--model",
+                ]);
                 command.arg(model);
                 command
             }
             Self::Llama(folder) => {
-                let (program, flags) = llama(part, threads);
+                let (program, flags) = llama(part, sizes, threads);
                 let mut command = Command::new(folder.join(program));
                 command.arg("-m").arg(model).args(["-t", threads]).args(flags.split(' '));
                 command
             }
             Self::Mlx(python) => {
                 let mut command = Command::new(python);
-                command.arg(peers::script()).arg("speed").arg(model).args([PROMPT, AFTER]);
+                command.arg(peers::script()).arg("speed").arg(model);
+                command.args([sizes.prompt, sizes.after].map(|n| n.to_string()));
                 command
             }
         }
@@ -125,34 +136,34 @@ impl Engine {
 }
 
 /// What longrun is told, threads and model aside.
-fn longrun(part: Part) -> String {
-    let bench = |rows: usize, prompt: &str, depth: &str, generate: &str| {
-        format!(
-            "bench --rounds 1 --json --prompt {prompt} --depth {depth} --generate {generate} --batch {rows}"
-        )
+fn longrun(part: Part, sizes: &Sizes) -> String {
+    let Sizes { prompt, generate, depth, after, row } = *sizes;
+    let bench = |rows: usize, prompt: usize, depth: usize, generate: usize| {
+        let lengths = format!("--prompt {prompt} --depth {depth} --generate {generate}");
+        format!("bench --rounds 1 --json {lengths} --batch {rows}")
     };
-    let row = ROW.to_string();
     match part {
-        Part::Prefill => bench(1, PROMPT, "0", "1"),
-        Part::Decode => bench(1, "1", "0", GENERATE),
-        Part::Depth => bench(1, "1", DEPTH, AFTER),
-        Part::Rows(rows) => bench(rows, "1", &row, &row),
-        Part::Hybrid => bench(1, PROMPT, PROMPT, AFTER),
+        Part::Prefill => bench(1, prompt, 0, 1),
+        Part::Decode => bench(1, 1, 0, generate),
+        Part::Depth => bench(1, 1, depth, after),
+        Part::Rows(rows) => bench(rows, 1, row, row),
+        Part::Hybrid => bench(1, prompt, prompt, after),
         Part::Load => "generate --raw --temp 0 --prompt Hello --max-tokens 1".into(),
     }
 }
 
-/// A program of llama.cpp and what it is told, threads of a prompt's tokens included.
-fn llama(part: Part, threads: &str) -> (&'static str, String) {
+/// A program of llama.cpp and what it is told, model and threads of decoding aside.
+fn llama(part: Part, sizes: &Sizes, threads: &str) -> (&'static str, String) {
+    let Sizes { prompt, generate, depth, after, row } = sizes;
     let bench = |flags: String| ("llama-bench", format!("-r 1 -o json {flags}"));
     match part {
-        Part::Prefill => bench(format!("-p {PROMPT} -n 0")),
-        Part::Decode => bench(format!("-p 0 -n {GENERATE}")),
-        Part::Depth => bench(format!("-p 0 -n {AFTER} -d {DEPTH} -fa 0,1")),
-        Part::Hybrid => bench(format!("-p 0 -n {AFTER} -d {PROMPT} -fa 0,1")),
+        Part::Prefill => bench(format!("-p {prompt} -n 0")),
+        Part::Decode => bench(format!("-p 0 -n {generate}")),
+        Part::Depth => bench(format!("-p 0 -n {after} -d {depth} -fa 0,1")),
+        Part::Hybrid => bench(format!("-p 0 -n {after} -d {prompt} -fa 0,1")),
         Part::Rows(rows) => {
-            let context = 2 * ROW * rows;
-            let batch = format!("-tb {threads} -b 2048 -ub 512 -npp {ROW} -ntg {ROW} -npl {rows}");
+            let context = 2 * row * rows;
+            let batch = format!("-tb {threads} -b 2048 -ub 512 -npp {row} -ntg {row} -npl {rows}");
             ("llama-batched-bench", format!("{batch} -c {context} --output-format jsonl"))
         }
         Part::Load => {

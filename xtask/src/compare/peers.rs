@@ -8,8 +8,9 @@ use crate::shell::{Result, capture, first_line, json_field, python, root, run, t
 
 /// What the comparison with mlx-lm is made with.
 const MLX: [&str; 2] = ["mlx[cpu]==0.32.4", "mlx-lm==0.32.2"];
-/// What `mlx_hybrid.py` can make.
-const HYBRIDS: [&str; 2] = ["qwen3_next", "qwen3_5"];
+/// Models that `mlx_hybrid.py` makes. On a CPU mlx-lm has no product of experts in bfloat16.
+const HYBRIDS: [[&str; 2]; 3] =
+    [["qwen3_next", "float32"], ["qwen3_5", "float32"], ["qwen3_5", "bfloat16"]];
 /// The programs of llama.cpp that are run.
 const PROGRAMS: [&str; 3] = ["llama-bench", "llama-batched-bench", "llama-completion"];
 
@@ -86,9 +87,9 @@ pub(super) fn mlx() -> Result<(Engine, Vec<PathBuf>)> {
     let needs = "it needs python3 with venv and pip";
     let python = python(".cache/mlx-compare", &MLX).map_err(|e| format!("{e}; {needs}"))?;
     let folder = target().join("compare");
-    let models = HYBRIDS.map(|family| folder.join(family));
-    for (family, model) in HYBRIDS.iter().zip(&models) {
-        run(Command::new(&python).arg(script()).args(["make", family]).arg(model))?;
+    let models = HYBRIDS.map(|named| folder.join(named.join("-")));
+    for (named, model) in HYBRIDS.iter().zip(&models) {
+        run(Command::new(&python).arg(script()).arg("make").args(named).arg(model))?;
     }
     Ok((Engine::Mlx(python), models.to_vec()))
 }
@@ -96,8 +97,5 @@ pub(super) fn mlx() -> Result<(Engine, Vec<PathBuf>)> {
 /// Its version, as a list in Markdown.
 pub(super) fn mlx_facts() -> String {
     let python = first_line("python3", &["--version"]);
-    format!(
-        "- mlx-lm: {}, on the CPU, {python}\n- models: random weights in bfloat16\n",
-        MLX.join(" ")
-    )
+    format!("- mlx-lm: {}, on the CPU, {python}\n- models: random weights\n", MLX.join(" "))
 }
