@@ -37,7 +37,11 @@ grep -q 'longrun-peer-barrier' "$amx" || sed -i \
     "$amx"
 grep -n 'longrun-peer-barrier' "$amx"
 
-# 4. configure and build
+# 4. older clangs name the macro of AMX otherwise than gcc and llama.cpp do, which then leaves its AMX kernels out silently
+grep -q '__AMXINT8__' "$amx" || grep -rlF 'defined(__AMX_INT8__)' "$tree/ggml/src/ggml-cpu" |
+    xargs sed -i 's/defined(__AMX_INT8__)/(defined(__AMX_INT8__) || defined(__AMXINT8__))/g'
+
+# 5. configure and build
 cmake -S "$tree" -B "$dir/build" -G Ninja \
     -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
     -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \

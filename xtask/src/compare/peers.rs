@@ -73,7 +73,10 @@ pub(super) fn llama_settings(folder: &Path, model: &Path) -> Result<String> {
         .map(|line| line.trim_start_matches("load_tensors:").trim())
         .collect();
     let file = model.file_name().unwrap_or_default().to_string_lossy();
-    let (shown, buffers) = (shown.join(", "), buffers.join(", "));
+    let (shown, mut buffers) = (shown.join(", "), buffers.join(", "));
+    if super::features().contains("amx_int8") && !buffers.contains("AMX") {
+        buffers += "; it has no AMX, although the processor does: no fair comparison";
+    }
     Ok(format!("- llama.cpp on {file} reports: {shown}; {buffers}\n"))
 }
 
