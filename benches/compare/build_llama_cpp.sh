@@ -37,11 +37,15 @@ grep -q 'longrun-peer-barrier' "$amx" || sed -i \
     "$amx"
 grep -n 'longrun-peer-barrier' "$amx"
 
-# 4. configure and build
+# 4. older clangs name the macro of AMX otherwise than gcc and llama.cpp do, which then leaves its AMX kernels out silently
+grep -q '__AMXINT8__' "$amx" || grep -rlF 'defined(__AMX_INT8__)' "$tree/ggml/src/ggml-cpu" |
+    xargs sed -i 's/defined(__AMX_INT8__)/(defined(__AMX_INT8__) || defined(__AMXINT8__))/g'
+
+# 5. configure and build
 cmake -S "$tree" -B "$dir/build" -G Ninja \
     -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
     -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_APP=OFF \
     -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-nice -n 19 cmake --build "$dir/build" -j "$jobs" --target llama-bench llama-batched-bench
+nice -n 10 cmake --build "$dir/build" -j "$jobs" --target llama-bench llama-batched-bench llama-completion
 "$dir/build/bin/llama-bench" --version

@@ -1,269 +1,255 @@
-//! Speed beside llama.cpp: the same file, the same threads, alternating in one run, reported as a ratio.
+//! Speed, load time and memory beside other engines: the same file, the same threads, in turns, reported as a ratio.
 //!
-//! Owns the procedure and the table. Two engines on one machine are measured in turns, so that what else the machine
-//! does falls on both; the ratio is taken within each turn, and the median of the ratios is what counts.
+//! Owns the procedure and the tables. Two engines on one machine are measured one right after the other, so that what
+//! else the machine does falls on both; the ratio is taken within each pair, and the median of the ratios is what counts.
 
-mod batched;
+mod engines;
+mod part;
+mod peers;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+
+use engines::Engine;
+use part::{FULL, Part, SHORT, Sizes};
 
 use crate::fetch;
-use crate::shell::{
-    Result, capture, cargo, json_field, json_number, provenance, root, run, target,
-};
-
-/// Tokens of the prompt that is read, and tokens that are generated.
-const PROMPT: usize = 512;
-const GENERATE: usize = 128;
-/// A prompt that greedy decoding goes on with for long.
-const COUNTING: &str = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16";
+use crate::shell::{Result, cargo, field_of, provenance, root, run, target};
 
 /// What is compared with what.
-pub(crate) struct Options {
-    /// llama-bench, or llama-batched-bench.
-    pub(crate) peer: PathBuf,
+struct Options {
     models: Vec<PathBuf>,
-    pub(crate) threads: usize,
-    pub(crate) rounds: usize,
-    /// Decoding in batches, instead of one row.
-    batched: bool,
+    threads: Vec<usize>,
+    rounds: usize,
+    parts: Vec<Part>,
+    sizes: Sizes,
+    /// The folder of llama.cpp's build.
+    llama: PathBuf,
     write: bool,
 }
 
 impl Options {
     fn new(args: &[&str]) -> Result<Self> {
+        let short = args.contains(&"--short");
         let mut o = Self {
-            peer: PathBuf::new(),
             models: Vec::new(),
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            threads: vec![std::thread::available_parallelism().map_or(1, usize::from)],
             rounds: 5,
-            batched: args.contains(&"--batched"),
+            parts: Part::OF_FILES.to_vec(),
+            sizes: if short { SHORT } else { FULL },
+            llama: target().join("llama.cpp"),
             write: args.contains(&"--write"),
         };
-        let peer = if o.batched { "--llama-batched-bench" } else { "--llama-bench" };
-        let mut args = args.iter().filter(|flag| !["--batched", "--write"].contains(*flag));
+        let mlx = args.contains(&"--mlx");
+        let alone = ["--mlx", "--short", "--write"];
+        let mut args = args.iter().filter(|flag| !alone.contains(*flag));
         while let Some(&flag) = args.next() {
             let value = args.next().ok_or_else(|| format!("{flag} wants a value"))?;
-            let number = || {
-                let number = value.parse().ok().filter(|n| *n > 0);
-                number.ok_or_else(|| format!("{flag} wants a number, has {value:?}"))
+            let number = |text: &str| {
+                let number = text.parse().ok().filter(|n| *n > 0);
+                number.ok_or_else(|| format!("{flag} wants a number, has {text:?}"))
             };
             match flag {
-                _ if flag == peer => o.peer = PathBuf::from(value),
+                "--llama" => o.llama = PathBuf::from(value),
                 "--model" => o.models.push(PathBuf::from(value)),
-                "--threads" => o.threads = number()?,
-                "--rounds" => o.rounds = number()?,
+                "--threads" => o.threads = value.split(',').map(number).collect::<Result<_>>()?,
+                "--rounds" => o.rounds = number(value)?,
+                "--parts" => o.parts = value.split(',').map(Part::of).collect::<Result<_>>()?,
                 _ => return Err(format!("compare does not know {flag}")),
             }
         }
-        if o.peer.as_os_str().is_empty() {
-            let built = "benches/compare/build_llama_cpp.sh builds one";
-            return Err(format!("compare wants {peer} PATH; {built}"));
+        if o.write && short {
+            return Err("tables of --short lengths don't go into the documentation".into());
         }
-        if o.models.is_empty() {
-            fetch::fetch()?;
-            o.models = fetch::files();
+        if mlx && !o.parts.contains(&Part::Hybrid) {
+            o.parts.push(Part::Hybrid);
         }
         Ok(o)
     }
 }
 
-/// Tokens a second of one engine.
-#[derive(Clone, Copy)]
-struct Speed {
-    prefill: f64,
-    decode: f64,
-}
-
-/// Measures every model and prints the tables.
+/// Builds and fetches what is missing, measures, and prints the tables.
 pub(crate) fn compare(args: &[&str]) -> Result<()> {
-    let options = Options::new(args)?;
+    let mut options = Options::new(args)?;
+    // Before anything runs: it is this tree that the tables are of.
+    let provenance = provenance();
     run(cargo().args(["build", "--release", "--package", "longrun"]))?;
     let name = format!("longrun{}", std::env::consts::EXE_SUFFIX);
-    let ours = target().join("release").join(name);
-    let mut report = provenance();
-    let _ = writeln!(report, "- processor features: {}", features());
-    report += &peer(&options)?;
-    for model in &options.models {
-        report += &match options.batched {
-            true => batched::measure(&options, &ours, model)?,
-            false => measure(&options, &ours, model)?,
-        };
+    let ours = Engine::Longrun(target().join("release").join(name));
+    let of_files: Vec<Part> =
+        options.parts.iter().copied().filter(|p| *p != Part::Hybrid).collect();
+    if !of_files.is_empty() {
+        if options.models.is_empty() {
+            fetch::fetch()?;
+            options.models = fetch::files();
+        }
+        let peer = peers::llama(&options.llama)?;
+        let mut head = format!("{provenance}{}", peers::llama_facts(&options.llama)?);
+        for model in &options.models {
+            head += &peers::llama_settings(&options.llama, model)?;
+        }
+        let text = Turns { options: &options, pair: [&ours, &peer], parts: &of_files }
+            .measure(&head, &options.models)?;
+        finish(&options, "compare", &text)?;
     }
-    println!("{report}");
-    let part = if options.batched { "batched" } else { "compare" };
-    if options.write { write(&report, part) } else { Ok(()) }
+    if options.parts.contains(&Part::Hybrid) {
+        let (peer, models) = peers::mlx()?;
+        let head = format!("{provenance}{}", peers::mlx_facts());
+        let text = Turns { options: &options, pair: [&ours, &peer], parts: &[Part::Hybrid] }
+            .measure(&head, &models)?;
+        finish(&options, "hybrid", &text)?;
+    }
+    Ok(())
 }
 
-/// The vector extensions that matter to either engine.
+/// Two engines that take turns.
+struct Turns<'a> {
+    options: &'a Options,
+    /// longrun, and the other one.
+    pair: [&'a Engine; 2],
+    parts: &'a [Part],
+}
+
+/// What was measured of one line of a table: longrun's and the other's, round by round.
+type Rounds = [Vec<f64>; 2];
+
+/// The lines of one model on so many threads, with the ratios of each.
+struct Table {
+    name: String,
+    lines: Vec<(String, Vec<f64>)>,
+    text: String,
+}
+
+impl Turns<'_> {
+    /// Everything, as Markdown below `head`.
+    fn measure(&self, head: &str, models: &[PathBuf]) -> Result<String> {
+        let load = || std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let before = load();
+        let mut tables = Vec::new();
+        for model in models {
+            for &threads in &self.options.threads {
+                tables.push(self.table(model, threads)?);
+            }
+        }
+        let minute = |load: &str| load.split(' ').next().unwrap_or("unknown").to_owned();
+        let mut text = format!(
+            "{head}- processor features: {}\n- rounds: {}; load of the machine before and after: {}, {}\n\n{}",
+            features(),
+            self.options.rounds,
+            minute(&before),
+            minute(&load()),
+            self.summary(&tables),
+        );
+        tables.iter().for_each(|table| text += &table.text);
+        Ok(text + &self.commands())
+    }
+
+    /// One model on so many threads.
+    fn table(&self, model: &Path, threads: usize) -> Result<Table> {
+        let sizes = &self.options.sizes;
+        let file = model.file_name().unwrap_or_default().to_string_lossy();
+        let name = format!("{file}, {threads} {}", if threads == 1 { "thread" } else { "threads" });
+        let mut all: Vec<Vec<Rounds>> = self
+            .parts
+            .iter()
+            .map(|part| vec![Rounds::default(); part.lines(sizes).len()])
+            .collect();
+        for round in 0..self.options.rounds {
+            for (part, lines) in self.parts.iter().zip(&mut all) {
+                // Who goes first changes from round to round.
+                let first = round % 2;
+                let mut numbers = [Vec::new(), Vec::new()];
+                for who in [first, 1 - first] {
+                    numbers[who] = self.pair[who].measure(*part, sizes, model, threads)?;
+                }
+                eprintln!("{name}, round {}, {}: {numbers:.1?}", round + 1, part.name());
+                for (who, numbers) in numbers.into_iter().enumerate() {
+                    lines.iter_mut().zip(numbers).for_each(|(line, one)| line[who].push(one));
+                }
+            }
+        }
+        let mut text = format!(
+            "\n### {name}\n\n| | longrun | {} | ratios | median |\n|---|---|---|---|---|\n",
+            self.pair[1].name()
+        );
+        let parts = self.parts.iter().zip(all);
+        let lines = parts.flat_map(|(part, rounds)| part.lines(sizes).into_iter().zip(rounds));
+        let lines = lines.map(|(line, [us, them])| {
+            let pairs = us.iter().zip(&them);
+            let ratio = |(us, them): (&f64, &f64)| if line.less { them / us } else { us / them };
+            let ratios: Vec<f64> = pairs.map(ratio).collect();
+            let each: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+            let (us, them, middle) = (median(&us), median(&them), median(&ratios));
+            let figures = format!("{us:.*} | {them:.*}", line.digits, line.digits);
+            let _ = writeln!(
+                text,
+                "| {} | {figures} | {} | **{middle:.2}** |",
+                line.name,
+                each.join(" ")
+            );
+            (line.name, ratios)
+        });
+        let lines = lines.collect();
+        Ok(Table { name, lines, text })
+    }
+
+    /// The medians of all tables beside each other.
+    fn summary(&self, tables: &[Table]) -> String {
+        let names: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
+        let mut text = format!(
+            "Medians of the ratios; above 1 longrun is better than {}:\n\n| | {} |\n|---|{}\n",
+            self.pair[1].name(),
+            names.join(" | "),
+            "---|".repeat(tables.len())
+        );
+        let lines = tables.first().map_or(0, |table| table.lines.len());
+        for i in 0..lines {
+            let medians = tables.iter().map(|table| format!("{:.2}", median(&table.lines[i].1)));
+            let medians: Vec<String> = medians.collect();
+            let _ = writeln!(text, "| {} | {} |", tables[0].lines[i].0, medians.join(" | "));
+        }
+        text
+    }
+
+    /// What was run, with FILE and T in place of a model and the number of threads.
+    fn commands(&self) -> String {
+        let mut text = "\nWhat was run:\n\n```text\n".to_owned();
+        for part in self.parts {
+            let _ = writeln!(text, "# {}", part.name());
+            for engine in self.pair {
+                let _ = writeln!(text, "{}", engine.shown(*part, &self.options.sizes));
+            }
+        }
+        text + "```\n"
+    }
+}
+
+/// The vector extensions that matter to engines.
 fn features() -> String {
-    let flags = crate::shell::field_of("/proc/cpuinfo", "flags");
+    let flags = field_of("/proc/cpuinfo", "flags");
     let known = ["avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8"];
     let has = |name: &&str| flags.split(' ').any(|flag| flag == *name);
     known.into_iter().filter(has).collect::<Vec<_>>().join(" ")
 }
 
-/// What is known of the other engine: its version, how it was built.
-fn peer(options: &Options) -> Result<String> {
-    let version = capture(Command::new(&options.peer).arg("--version"))?;
-    let version: Vec<&str> = version.out.lines().chain(version.err.lines()).collect();
-    let cache = options.peer.parent().and_then(Path::parent);
-    let cache = cache.map(|build| build.join("CMakeCache.txt"));
-    let cache = cache.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
-    let wanted = [
-        "CMAKE_BUILD_TYPE:",
-        "CMAKE_CXX_COMPILER:",
-        "GGML_NATIVE:",
-        "GGML_OPENMP:",
-        "GGML_LLAMAFILE:",
-        "GGML_CPU_REPACK:",
-    ];
-    let of = |line: &&str| wanted.iter().any(|name| line.starts_with(name));
-    let built: Vec<&str> = cache.lines().filter(of).collect();
-    Ok(format!(
-        "- llama.cpp: {}\n- llama.cpp, how it was built: {}\n- threads: {}, rounds: {}\n",
-        version.join("; "),
-        if built.is_empty() { "unknown".to_owned() } else { built.join(" ") },
-        options.threads,
-        options.rounds,
-    ))
-}
-
-/// One model: both engines in turns.
-fn measure(options: &Options, ours: &Path, model: &Path) -> Result<String> {
-    let file = model.file_name().unwrap_or_default().to_string_lossy();
-    let prompt = prompt_of(options, ours, model)?;
-    let mut report = format!(
-        "\n### {file}\n\nlongrun: `longrun generate --model {file} --threads {t} --temp 0 --raw --json`; prefill is \
-         `prompt_tokens_per_second` of a prompt of {PROMPT} tokens, decode is `tokens_per_second` of {GENERATE} \
-         tokens after a short prompt.\n\nllama.cpp: `llama-bench -m {file} -t {t} -p {PROMPT} -n {GENERATE} -r 1`. {}\n\n\
-         | round | prefill | llama.cpp | ratio | decode | llama.cpp | ratio |\n|---|---|---|---|---|---|---|\n",
-        settings(options, model)?,
-        t = options.threads,
-    );
-    let mut ratios: [Vec<f64>; 2] = Default::default();
-    for round in 1..=options.rounds {
-        // Who goes first changes from round to round.
-        let (us, them) = if round % 2 == 1 {
-            let us = longrun(options, ours, model, &prompt)?;
-            (us, llama(options, model)?)
-        } else {
-            let them = llama(options, model)?;
-            (longrun(options, ours, model, &prompt)?, them)
-        };
-        let pair = [us.prefill / them.prefill, us.decode / them.decode];
-        eprintln!("{file} round {round}: prefill {:.2}x, decode {:.2}x", pair[0], pair[1]);
-        let _ = writeln!(
-            report,
-            "| {round} | {:.1} | {:.1} | {:.2} | {:.1} | {:.1} | {:.2} |",
-            us.prefill, them.prefill, pair[0], us.decode, them.decode, pair[1]
-        );
-        ratios.iter_mut().zip(pair).for_each(|(all, one)| all.push(one));
-    }
-    let [prefill, decode] = ratios.map(median);
-    let _ = writeln!(report, "| median | | | **{prefill:.2}** | | | **{decode:.2}** |");
-    Ok(report)
-}
-
-/// The middle one.
-pub(crate) fn median(mut all: Vec<f64>) -> f64 {
+/// The middle one; 0 of none.
+fn median(all: &[f64]) -> f64 {
+    let mut all = all.to_vec();
     all.sort_by(f64::total_cmp);
     let middle = all.len() / 2;
-    if all.len() % 2 == 1 { all[middle] } else { f64::midpoint(all[middle - 1], all[middle]) }
-}
-
-fn generate(
-    options: &Options,
-    ours: &Path,
-    model: &Path,
-    prompt: &str,
-    max: usize,
-) -> Result<String> {
-    let (threads, max) = (options.threads.to_string(), max.to_string());
-    let mut command = Command::new(ours);
-    command.args(["generate", "--temp", "0", "--raw", "--json", "--threads", &threads]);
-    command.args(["--max-tokens", &max, "--prompt", prompt, "--model"]).arg(model);
-    let output = capture(&mut command)?;
-    if output.code == 0 { Ok(output.out) } else { Err(format!("longrun generate: {}", output.err)) }
-}
-
-/// The numbers in an array of the JSON that `generate` prints.
-fn count(json: &str, array: &str) -> usize {
-    let rest = json.split_once(&format!("\"{array}\": [")).map_or("", |(_, rest)| rest);
-    let body = rest.split_once(']').map_or("", |(body, _)| body);
-    body.split(',').filter(|n| !n.trim().is_empty()).count()
-}
-
-/// A text of exactly [`PROMPT`] tokens, or as near as words come.
-fn prompt_of(options: &Options, ours: &Path, model: &Path) -> Result<String> {
-    let words = |n: usize| " and".repeat(n);
-    let few = count(&generate(options, ours, model, &words(8), 1)?, "prompt_ids");
-    let prompt = words(PROMPT + 8 - few.min(PROMPT));
-    let have = count(&generate(options, ours, model, &prompt, 1)?, "prompt_ids");
-    if have.abs_diff(PROMPT) > 8 {
-        return Err(format!("the prompt has {have} tokens instead of {PROMPT}"));
-    }
-    Ok(prompt)
-}
-
-fn longrun(options: &Options, ours: &Path, model: &Path, prompt: &str) -> Result<Speed> {
-    let number = |json: &str, name: &str| {
-        json_number(json, name).ok_or_else(|| format!("longrun generate printed no {name}"))
-    };
-    let read = generate(options, ours, model, prompt, 1)?;
-    let prefill = number(&read, "prompt_tokens_per_second")?;
-    // The first token belongs to the prompt.
-    let written = generate(options, ours, model, COUNTING, GENERATE + 1)?;
-    if count(&written, "ids") != GENERATE + 1 {
-        return Err(format!("{}: the text ended early", model.display()));
-    }
-    Ok(Speed { prefill, decode: number(&written, "tokens_per_second")? })
-}
-
-/// Runs llama-bench; gives its JSON, one object a test.
-fn bench(options: &Options, model: &Path, more: &[&str]) -> Result<crate::shell::Output> {
-    let threads = options.threads.to_string();
-    let mut command = Command::new(&options.peer);
-    command.arg("-m").arg(model).args(["-t", &threads, "-r", "1", "-o", "json"]).args(more);
-    let output = capture(&mut command)?;
-    if output.code == 0 { Ok(output) } else { Err(format!("llama-bench: {}", output.err)) }
-}
-
-fn llama(options: &Options, model: &Path) -> Result<Speed> {
-    let (prompt, generate) = (PROMPT.to_string(), GENERATE.to_string());
-    let output = bench(options, model, &["-p", &prompt, "-n", &generate])?;
-    let speeds: Vec<f64> = output
-        .out
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("\"avg_ts\": "))
-        .filter_map(|value| value.trim_end_matches(',').parse().ok())
-        .collect();
-    match speeds[..] {
-        [prefill, decode] => Ok(Speed { prefill, decode }),
-        _ => Err(format!("llama-bench printed {} results instead of 2", speeds.len())),
+    match all.get(middle) {
+        None => 0.0,
+        Some(high) if all.len() % 2 == 1 => *high,
+        Some(high) => f64::midpoint(all[middle - 1], *high),
     }
 }
 
-/// The settings that llama-bench reports of itself, and which buffers it put the weights in.
-fn settings(options: &Options, model: &Path) -> Result<String> {
-    let output = bench(options, model, &["-p", "1", "-n", "0", "-v"])?;
-    let json = output.out.replace("\n    \"", "\n  \"");
-    let names = ["backends", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "repack"];
-    let value = |name: &str| json_field(&json, name).unwrap_or("?").to_owned();
-    let shown: Vec<String> = names.iter().map(|name| format!("{name} {}", value(name))).collect();
-    let buffers: Vec<&str> = output
-        .err
-        .lines()
-        .filter(|line| line.starts_with("load_tensors:") && line.contains("model buffer size"))
-        .map(|line| line.trim_start_matches("load_tensors:").trim())
-        .collect();
-    Ok(format!("It reports: {}; {}.", shown.join(", "), buffers.join(", ")))
-}
-
-/// Puts the report between the marks of a part of `docs/performance.md`.
-fn write(report: &str, part: &str) -> Result<()> {
+/// Prints a report; with `--write` puts it between the marks of its part of `docs/performance.md`, too.
+fn finish(options: &Options, part: &str, report: &str) -> Result<()> {
+    println!("{report}");
+    if !options.write {
+        return Ok(());
+    }
     let marks = ["begin", "end"].map(|end| format!("<!-- {part}: {end} -->\n"));
     let path = root().join("docs/performance.md");
     let page = std::fs::read_to_string(&path).map_err(|e| format!("docs/performance.md: {e}"))?;
@@ -271,6 +257,6 @@ fn write(report: &str, part: &str) -> Result<()> {
         let (_, tail) = rest.split_once(&marks[1])?;
         Some(format!("{head}{}\n{report}\n{}{tail}", marks[0], marks[1]))
     });
-    let page = parts.ok_or("docs/performance.md has lost its marks")?;
+    let page = parts.ok_or_else(|| format!("docs/performance.md has lost its marks of {part}"))?;
     std::fs::write(&path, page).map_err(|e| format!("docs/performance.md: {e}"))
 }

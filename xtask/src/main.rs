@@ -5,6 +5,7 @@
 
 mod clients;
 mod compare;
+mod count;
 mod families;
 mod fetch;
 mod interop;
@@ -22,10 +23,13 @@ cargo xtask fetch                     download the small real models and texts t
 cargo xtask test [--offline]          fetch, then run every test
 cargo xtask prove [--families | --ci] the long proofs: full size into docs/proofs.md, of every other family into
                                       docs/proofs-families.md, or all in CI size to the terminal
-cargo xtask compare --llama-bench PATH [--model FILE]... [--threads N] [--rounds N] [--write]
-                                      speed beside llama.cpp, as a ratio; --write puts it into docs/performance.md
-cargo xtask compare --batched --llama-batched-bench PATH [the same flags]
-                                      the same for 1 to 32 rows that decode together
+cargo xtask compare [--threads N,..] [--rounds N] [--mlx] [--write]
+                                      speed, load time and memory beside llama.cpp, which is fetched and built, as ratios;
+                                      --mlx adds models with linear layers beside mlx-lm; --write puts the tables into
+                                      docs/performance.md. Also [--model FILE]..., [--llama DIR] for one that is built,
+                                      [--parts NAME,..] of prefill, decode, depth, rowsN, load, hybrid,
+                                      and --short, a tenth of all lengths, to see that it runs
+cargo xtask count [--update]          instructions of a step under valgrind, beside those on record; --update records
 cargo xtask families                  every checkpoint of testdata beside its reference, into docs/families.md
 cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table
 cargo xtask page                      the server's page in a headless browser, into docs/page.png
@@ -43,6 +47,8 @@ fn main() -> ExitCode {
         ["prove", "--families"] => prove::families(),
         ["prove", "--ci"] => prove::small(),
         ["families"] => families::families(),
+        ["count"] => count::count(false),
+        ["count", "--update"] => count::count(true),
         ["compare", rest @ ..] => compare::compare(rest),
         ["interop", rest @ ..] => interop::interop(rest),
         ["page"] => page::page(),

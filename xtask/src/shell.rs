@@ -27,7 +27,7 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// The words of a command, without the folders of its program.
-fn words(command: &Command) -> String {
+pub(crate) fn words(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or_default();
     let words = std::iter::once(program).chain(command.get_args());
     words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
