@@ -51,6 +51,17 @@ per_isa! {
     }
 }
 
+per_isa! {
+    /// `x = f(x)`
+    pub(super) fn map_in_place(f: Map, x: &mut [f32]) {
+        match f {
+            Map::Silu => x.iter_mut().for_each(|x| *x = map(Map::Silu, *x)),
+            Map::Relu2 => x.iter_mut().for_each(|x| *x = map(Map::Relu2, *x)),
+            f => x.iter_mut().for_each(|x| *x = map(f, *x)),
+        }
+    }
+}
+
 pub(super) fn apply(c: &Context<'_>, f: Map, x: Mat<'_>, out: &MatMut<'_>) {
     out.for_rows(c.pool, out.cols / 2, |i, row| map_row(c.isa, f, row, x.row(i)));
 }
