@@ -79,6 +79,12 @@ impl StateMem {
         unsafe { std::slice::from_raw_parts_mut(self.at(unit, at, len), len) }
     }
 
+    /// Where number `at` of piece `unit` of a state of f32 is, `len` numbers before the piece's end or more.
+    #[inline]
+    pub(crate) fn numbers(&self, unit: usize, at: usize, len: usize) -> *mut f32 {
+        self.at(unit, at * 4, len * 4).cast()
+    }
+
     /// `len` numbers at number `at` of piece `unit` of a state of f32, to be read.
     ///
     /// # Safety
@@ -104,6 +110,12 @@ impl StateMem {
 }
 
 impl StateMem {
+    /// Pieces of `unit` numbers, as many as `len` bytes at `ptr` are: they are a kernel's own.
+    pub(crate) fn pieces(ptr: *mut u8, len: usize, unit: usize) -> Self {
+        let bytes = unit * 4;
+        Self { ptr, unit: bytes, units: len / bytes.max(1), record: unit, inputs: 0 }
+    }
+
     /// Numbers of a record.
     pub(crate) fn record(&self) -> usize {
         self.record
@@ -219,7 +231,6 @@ impl<'a> Context<'a> {
     /// The scratch of a node in pieces of `unit` numbers, one for each thread; none where it has no scratch.
     pub(crate) fn own(&self, node: usize, unit: usize) -> StateMem {
         let (ptr, len) = self.scratch(node);
-        let bytes = unit * 4;
-        StateMem { ptr, unit: bytes, units: len / bytes.max(1), record: unit, inputs: 0 }
+        StateMem::pieces(ptr, len, unit)
     }
 }

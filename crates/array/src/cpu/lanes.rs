@@ -48,8 +48,12 @@ pub(crate) const LANES: usize = 16;
 pub(crate) fn exp(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
+    // 1.5 * 2^23: adding it rounds to an integer, ties to even, and leaves that in the low bits. A cast would check
+    // for what is no number, lane by lane.
+    const ROUND: f32 = 12_582_912.0;
     let y = x.clamp(-87.3, 88.7);
-    let n = (y * std::f32::consts::LOG2_E).round_ties_even();
+    let rounded = y * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     let r = (-n).mul_add(LN2_HI, y);
     let r = (-n).mul_add(LN2_LO, r);
     let mut p = 1.987_569_1e-4_f32;
@@ -58,9 +62,10 @@ pub(crate) fn exp(x: f32) -> f32 {
     }
     let e = p.mul_add(r * r, r) + 1.0;
     // 2^n in two factors: n reaches 128.
-    let half = (n as i32) >> 1;
-    let pow2 = |k: i32| f32::from_bits(((k + 127) << 23) as u32);
-    let e = e * pow2(half) * pow2(n as i32 - half);
+    let n = rounded.to_bits().cast_signed().wrapping_sub(ROUND.to_bits().cast_signed());
+    let half = n >> 1;
+    let pow2 = |k: i32| f32::from_bits((k.wrapping_add(127) << 23).cast_unsigned());
+    let e = e * pow2(half) * pow2(n - half);
     if x < -87.3 { 0.0 } else { e }
 }
 

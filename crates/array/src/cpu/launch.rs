@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use super::attention::{self, Spec};
 use super::context::Context;
+use super::delta::{self, DeltaArgs};
+use super::experts::{self, DownWeights, Routed, UpWeights};
 use super::hyper::Mixing;
-use super::linear::{Routed, UpWeights};
 use super::low_rank::Pairs;
 use super::ops::{Norm, Turns};
-use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs};
+use super::recurrent::{ConvArgs, DecayArgs};
 use super::route::Router;
 use super::select::{Indexer, Pooled};
 use super::ssm::Scan;
@@ -143,7 +144,8 @@ fn run_fast(c: &Context<'_>, node: usize) {
     }
 }
 
-/// Matrices: their plain twin is chosen inside; `plain` is for what is added beside them.
+/// Matrices: the plain twin of a product is chosen inside; `plain` is for what is beside them, and for experts one by
+/// one.
 fn run_matrix(c: &Context<'_>, node: usize, plain: bool) {
     let out = &c.out(node);
     let routed = |x, routing| Routed { x: c.get(x), routing: c.get(routing), node };
@@ -165,11 +167,13 @@ fn run_matrix(c: &Context<'_>, node: usize, plain: bool) {
         Op::ExpertsUp { x, routing, gate, up, bias, f } => {
             let bias = bias.map(|pair| pair.map(|b| c.vector(b)));
             let weights = UpWeights { gate, up, bias, f };
-            linear::experts_up(c, routed(x, routing), weights, out);
+            let up = if plain { experts::experts_up_one_by_one } else { experts::experts_up };
+            up(c, routed(x, routing), weights, out);
         }
         Op::ExpertsDown { x, routing, down, bias } => {
-            let bias = bias.map(|b| c.vector(b));
-            linear::experts_down(c, routed(x, routing), (down, bias), out);
+            let weights = DownWeights { down, bias: bias.map(|b| c.vector(b)) };
+            let down = if plain { experts::experts_down_one_by_one } else { experts::experts_down };
+            down(c, routed(x, routing), weights, out);
         }
         _ => unreachable!("only matrices come here"),
     }
@@ -245,7 +249,7 @@ fn run_stateful(c: &Context<'_>, node: usize, plain: bool) {
             if plain {
                 reference::delta_rule(c, args, mem, out);
             } else {
-                recurrent::delta_rule(c, args, (mem, node), out);
+                delta::delta_rule(c, args, (mem, node), out);
             }
         }
         Op::Ssm { state, .. } => {
@@ -302,7 +306,9 @@ fn run_plain(c: &Context<'_>, node: usize) {
         | Op::Decay { .. }
         | Op::DeltaRule { .. }
         | Op::Ssm { .. } => run_stateful(c, node, true),
-        Op::Linear { .. } => run_matrix(c, node, true),
+        Op::Linear { .. } | Op::ExpertsUp { .. } | Op::ExpertsDown { .. } => {
+            run_matrix(c, node, true)
+        }
         // Copies, and matrices.
         Op::Columns { .. }
         | Op::Concat { .. }
@@ -310,8 +316,6 @@ fn run_plain(c: &Context<'_>, node: usize) {
         | Op::Embed { .. }
         | Op::Carried { .. }
         | Op::GroupedLinear { .. }
-        | Op::ExpertsUp { .. }
-        | Op::ExpertsDown { .. }
         | Op::WriteKv { .. }
         | Op::Carry { .. }
         | Op::Emit { .. } => run_fast(c, node),

@@ -1,4 +1,4 @@
-//! Everything that reads a matrix: packing, lookups, linear layers and experts.
+//! What reads a matrix: packing, lookups and linear layers.
 //!
 //! Owns how a product is cut for threads (panels of 16 outputs) and where quantised activations live
 //! (the node's scratch). Float weights, and those of 8-bit floats, meet f32 activations, always;
@@ -10,14 +10,13 @@ use std::ops::Range;
 use super::context::Context;
 use super::lanes::Isa;
 use super::low_rank;
-use super::ops::{glu, map};
 use super::pool::Pool;
 use super::view::{Mat, MatMut, share};
 use crate::device::MatrixSpec;
 use crate::matmul::{
     Output, QuantizedRows, Rows, matmul_f32, matmul_q8, quantize_activations, quantized_row_bytes,
 };
-use crate::op::{Glu, Op};
+use crate::op::Op;
 use crate::panel::{PANEL_ROWS, PanelLayout, pack_panels, unpack_row};
 use crate::plan::Plan;
 use crate::weight::{WeightKind, WeightRef};
@@ -26,7 +25,7 @@ use crate::weight::{WeightKind, WeightRef};
 const PIECE: usize = 4;
 
 /// Outputs of a piece.
-const PIECE_ROWS: usize = PIECE * PANEL_ROWS;
+pub(super) const PIECE_ROWS: usize = PIECE * PANEL_ROWS;
 
 fn layout(spec: &MatrixSpec) -> PanelLayout {
     PanelLayout::new(spec.format, spec.rows, spec.cols).expect("checked when memory was asked for")
@@ -67,7 +66,7 @@ pub(super) fn load(
 }
 
 /// Memory that threads write in disjoint pieces.
-struct Pieces(*mut u8);
+pub(super) struct Pieces(pub(super) *mut u8);
 
 // SAFETY: see `piece`.
 unsafe impl Sync for Pieces {}
@@ -76,7 +75,7 @@ impl Pieces {
     /// # Safety
     /// The range is inside of the memory and nobody else touches it.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn piece(&self, at: usize, len: usize) -> &mut [u8] {
+    pub(super) unsafe fn piece(&self, at: usize, len: usize) -> &mut [u8] {
         // SAFETY: promised by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
     }
@@ -93,12 +92,10 @@ pub(super) fn scratch_bytes(plan: &Plan, node: usize, rows: usize, exact: bool) 
     let beside = low_rank::scratch_bytes(plan.nodes[node].op.low_rank(), rows);
     let (weight, per_row) = match plan.nodes[node].op {
         Op::Linear { weight, .. } => (weight, 1),
-        Op::ExpertsUp { up, .. } => (up, 1),
         Op::GroupedLinear { weight, .. } => match weight.kind {
             WeightKind::Matrix(spec) => (weight, spec.experts),
             WeightKind::Vector { .. } => return 0,
         },
-        Op::ExpertsDown { routing, down, .. } => (down, plan.place(routing).shape.cols / 2),
         _ => return 0,
     };
     match weight.kind {
@@ -123,7 +120,7 @@ pub(super) fn embed(c: &Context<'_>, table: WeightRef, scale: f32, out: &MatMut<
 
 /// Activations in the form that a matrix wants them.
 #[derive(Clone, Copy)]
-enum Activations<'a> {
+pub(super) enum Activations<'a> {
     Float(Mat<'a>),
     /// Rows of `cols` numbers, quantised.
     Quantized(&'a [u8], usize),
@@ -131,7 +128,7 @@ enum Activations<'a> {
 
 impl<'a> Activations<'a> {
     /// `x` cut into rows of `spec.cols`, quantised into the node's scratch if the matrix wants that.
-    fn new(c: &Context<'a>, x: Mat<'a>, spec: &MatrixSpec, node: usize) -> Self {
+    pub(super) fn new(c: &Context<'a>, x: Mat<'a>, spec: &MatrixSpec, node: usize) -> Self {
         if !quantises(spec, c.exact) {
             return Self::Float(x);
         }
@@ -153,21 +150,53 @@ impl<'a> Activations<'a> {
     }
 
     /// Row `i` of those cut from `x` with `per_row` a row, times the matrix.
-    fn multiply_one(&self, isa: Isa, i: usize, per_row: usize, m: Piece<'_>, y: &mut [f32]) {
+    pub(super) fn multiply_one(
+        &self,
+        isa: Isa,
+        i: usize,
+        per_row: usize,
+        m: Piece<'_>,
+        y: &mut [f32],
+    ) {
+        let cols = m.layout.cols();
+        let rows = match *self {
+            Self::Float(x) => {
+                Self::Float(Mat::of(&x.row(i / per_row)[i % per_row * cols..][..cols]))
+            }
+            quantized => quantized.rows(i..i + 1),
+        };
+        rows.multiply(isa, m, y);
+    }
+
+    /// Some of the rows.
+    pub(super) fn rows(&self, rows: Range<usize>) -> Self {
+        match *self {
+            Self::Float(x) => Self::Float(x.rows(rows)),
+            Self::Quantized(all, cols) => {
+                let bytes = quantized_row_bytes(cols);
+                Self::Quantized(&all[rows.start * bytes..rows.end * bytes], cols)
+            }
+        }
+    }
+
+    /// All rows times the matrix, into rows of as many numbers as `y` has for each.
+    pub(super) fn multiply(&self, isa: Isa, m: Piece<'_>, y: &mut [f32]) {
         let panels = 0..m.layout.panels();
-        // SAFETY: `y` is this call's own and holds the rows of the piece.
-        let out = unsafe { Output::new(y.as_mut_ptr(), 1, y.len()) };
-        assert!(y.len() >= m.layout.rows());
+        let mut out = |rows: usize| {
+            let stride = y.len() / rows.max(1);
+            assert!(stride >= m.layout.rows(), "{stride} numbers for {}", m.layout.rows());
+            // SAFETY: `y` is this call's own and holds a row of the piece for each row.
+            unsafe { Output::new(y.as_mut_ptr(), rows, stride) }
+        };
         match *self {
             Self::Float(x) => {
-                let cols = m.layout.cols();
-                let x = &x.row(i / per_row)[i % per_row * cols..][..cols];
-                matmul_f32(isa, &m.layout, m.w, Rows::new(x, 1, cols, cols), None, out, panels);
+                let rows = Rows::new(x.numbers(), x.rows, x.cols, x.stride);
+                matmul_f32(isa, &m.layout, m.w, rows, None, out(x.rows), panels);
             }
             Self::Quantized(rows, cols) => {
-                let bytes = quantized_row_bytes(cols);
-                let x = QuantizedRows::new(&rows[i * bytes..][..bytes], 1, cols);
-                matmul_q8(isa, &m.layout, m.w, x, None, out, panels);
+                let n = rows.len() / quantized_row_bytes(cols);
+                let rows = QuantizedRows::new(rows, n, cols);
+                matmul_q8(isa, &m.layout, m.w, rows, None, out(n), panels);
             }
         }
     }
@@ -205,121 +234,24 @@ pub(super) fn linear(
 }
 
 /// A few panels of one expert, as a matrix of their own.
-struct Piece<'a> {
+pub(super) struct Piece<'a> {
     layout: PanelLayout,
     w: &'a [u8],
 }
 
 impl<'a> Piece<'a> {
     /// Outputs `at..at + PIECE_ROWS` of expert `e`; `at` is a multiple of 16.
-    fn new(spec: &MatrixSpec, w: &'a [u8], e: usize, at: usize) -> Self {
-        let whole = layout(spec);
-        let rows = PIECE_ROWS.min(spec.rows - at);
+    pub(super) fn new(spec: &MatrixSpec, w: &'a [u8], e: usize, at: usize) -> Self {
+        Self::of(spec, w, e, at..(at + PIECE_ROWS).min(spec.rows))
+    }
+
+    /// These outputs of expert `e`; the first is a multiple of 16.
+    pub(super) fn of(spec: &MatrixSpec, w: &'a [u8], e: usize, outputs: Range<usize>) -> Self {
+        let (whole, at, rows) = (layout(spec), outputs.start, outputs.len());
         let layout = PanelLayout::new(spec.format, rows, spec.cols).expect("a part of a layout");
         let start = e * whole.bytes() + at / PANEL_ROWS * whole.panel_bytes();
         Self { layout, w: &w[start..][..layout.bytes()] }
     }
-}
-
-/// The expert of rank `rank` of token `t`.
-fn expert(routing: Mat<'_>, t: usize, rank: usize, spec: &MatrixSpec) -> usize {
-    let e = routing.row(t)[routing.cols / 2 + rank] as usize;
-    assert!(e < spec.experts, "expert {e} of {}", spec.experts);
-    e
-}
-
-/// The tensors of both expert kernels.
-#[derive(Clone, Copy)]
-pub(super) struct Routed<'a> {
-    pub(super) x: Mat<'a>,
-    pub(super) routing: Mat<'a>,
-    pub(super) node: usize,
-}
-
-/// The weights of experts on the way in; biases are `[experts, rows]`.
-#[derive(Clone, Copy)]
-pub(super) struct UpWeights<'a> {
-    pub(super) gate: Option<WeightRef>,
-    pub(super) up: WeightRef,
-    pub(super) bias: Option<[&'a [f32]; 2]>,
-    pub(super) f: Glu,
-}
-
-/// `f(x G_e^T, x U_e^T)` for each routed expert.
-pub(super) fn experts_up(c: &Context<'_>, r: Routed<'_>, weights: UpWeights<'_>, out: &MatMut<'_>) {
-    let UpWeights { gate, up, bias, f } = weights;
-    let ((spec, u), gate) = (c.matrix(up), gate.map(|g| c.matrix(g)));
-    let inner = spec.rows;
-    let x = Activations::new(c, r.x, &spec, r.node);
-    // A gate in another format may want the activations in another form.
-    let gate_x = gate.map(|(g, _)| {
-        if quantises(&g, c.exact) == quantises(&spec, c.exact) {
-            x
-        } else {
-            Activations::Float(r.x)
-        }
-    });
-    let pieces = inner.div_ceil(PIECE_ROWS);
-    let ranks = r.routing.cols / 2;
-    share(c.pool, r.x.rows * ranks * pieces, spec.cols * PIECE_ROWS / 16, |items| {
-        for (pair, piece) in items.map(|i| (i / pieces, i % pieces)) {
-            let (t, rank, at) = (pair / ranks, pair % ranks, piece * PIECE_ROWS);
-            let e = expert(r.routing, t, rank, &spec);
-            let n = PIECE_ROWS.min(inner - at);
-            // SAFETY: each piece of the output belongs to one item.
-            let out = unsafe { out.piece(t, rank * inner + at, n) };
-            x.multiply_one(c.isa, t, 1, Piece::new(&spec, u, e, at), out);
-            add_bias(out, bias.map(|b| b[1]), e * inner + at);
-            match (gate, gate_x, f) {
-                (Some((spec, g)), Some(x), _) => {
-                    let mut hidden = [0.0f32; PIECE_ROWS];
-                    x.multiply_one(c.isa, t, 1, Piece::new(&spec, g, e, at), &mut hidden[..n]);
-                    add_bias(&mut hidden[..n], bias.map(|b| b[0]), e * inner + at);
-                    out.iter_mut().zip(hidden).for_each(|(x, gate)| *x = glu(f, gate, *x));
-                }
-                (_, _, Glu::Of(f)) => out.iter_mut().for_each(|x| *x = map(f, *x)),
-                _ => unreachable!("recording checks that there is a gate"),
-            }
-        }
-    });
-}
-
-fn add_bias(out: &mut [f32], bias: Option<&[f32]>, at: usize) {
-    if let Some(bias) = bias {
-        out.iter_mut().zip(&bias[at..]).for_each(|(o, b)| *o += b);
-    }
-}
-
-/// The sum over ranks of `weight * (x_rank D_e^T + bias_e)`, in rank order.
-pub(super) fn experts_down(
-    c: &Context<'_>,
-    r: Routed<'_>,
-    (down, bias): (WeightRef, Option<&[f32]>),
-    out: &MatMut<'_>,
-) {
-    let (spec, d) = c.matrix(down);
-    let x = Activations::new(c, r.x, &spec, r.node);
-    let ranks = r.routing.cols / 2;
-    let cost = ranks * spec.cols * PIECE_ROWS / 32;
-    let pieces = spec.rows.div_ceil(PIECE_ROWS);
-    share(c.pool, r.x.rows * pieces, cost, |items| {
-        for (t, piece) in items.map(|i| (i / pieces, i % pieces)) {
-            let at = piece * PIECE_ROWS;
-            let n = PIECE_ROWS.min(spec.rows - at);
-            // SAFETY: each piece of the output belongs to one item.
-            let out = unsafe { out.piece(t, at, n) };
-            out.fill(0.0);
-            for rank in 0..ranks {
-                let e = expert(r.routing, t, rank, &spec);
-                let mut y = [0.0f32; PIECE_ROWS];
-                let piece = Piece::new(&spec, d, e, at);
-                x.multiply_one(c.isa, t * ranks + rank, ranks, piece, &mut y[..n]);
-                add_bias(&mut y[..n], bias, e * spec.rows + at);
-                let weight = r.routing.row(t)[rank];
-                out.iter_mut().zip(y).for_each(|(o, y)| *o += weight * y);
-            }
-        }
-    });
 }
 
 /// Group `g` of the columns by matrix `g` of a stack.

@@ -7,7 +7,11 @@
 
 mod attention;
 mod carry;
+mod columns;
 mod context;
+mod delta;
+mod experts;
+mod grouped;
 mod hyper;
 pub(crate) mod lanes;
 mod launch;
@@ -174,8 +178,10 @@ impl Device for CpuDevice {
 
     fn scratch_bytes(&self, plan: &Plan, node: usize, rows: usize) -> usize {
         let products = linear::scratch_bytes(plan, node, rows, self.options.exact);
-        let columns = recurrent::scratch_bytes(plan, node, self.pool.threads());
-        products.max(select::scratch_bytes(plan, node, rows)).max(columns)
+        let (threads, exact) = (self.pool.threads(), self.options.exact);
+        let columns = columns::scratch_bytes(plan, node, threads);
+        let experts = grouped::scratch_bytes(plan, node, rows, exact, threads);
+        products.max(experts).max(select::scratch_bytes(plan, node, rows)).max(columns)
     }
 
     fn compile(&mut self, plan: Arc<Plan>, shared: Shared) -> Result<PlanId, String> {

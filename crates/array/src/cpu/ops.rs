@@ -51,6 +51,17 @@ per_isa! {
     }
 }
 
+per_isa! {
+    /// `x = f(x)`
+    pub(super) fn map_in_place(f: Map, x: &mut [f32]) {
+        match f {
+            Map::Silu => x.iter_mut().for_each(|x| *x = map(Map::Silu, *x)),
+            Map::Relu2 => x.iter_mut().for_each(|x| *x = map(Map::Relu2, *x)),
+            f => x.iter_mut().for_each(|x| *x = map(f, *x)),
+        }
+    }
+}
+
 pub(super) fn apply(c: &Context<'_>, f: Map, x: Mat<'_>, out: &MatMut<'_>) {
     out.for_rows(c.pool, out.cols / 2, |i, row| map_row(c.isa, f, row, x.row(i)));
 }
@@ -70,7 +81,7 @@ pub(super) fn glu(f: Glu, gate: f32, x: f32) -> f32 {
 
 per_isa! {
     /// `x = f(gate, x)`
-    fn glu_row(f: Glu, x: &mut [f32], gate: &[f32]) {
+    pub(super) fn glu_row(f: Glu, x: &mut [f32], gate: &[f32]) {
         // One loop a function, so that each vectorises.
         macro_rules! each { ($($f:pat => $g:expr),*) => { match f {
             $($f => x.iter_mut().zip(gate).for_each(|(x, gate)| *x = glu($g, *gate, *x)),)*
@@ -86,14 +97,25 @@ per_isa! {
     }
 }
 
+per_isa! {
+    /// The same with one gate for all of a row.
+    fn glu_by_one(f: Glu, x: &mut [f32], gate: f32) {
+        match f {
+            Glu::Of(f) => {
+                let gate = map(f, gate);
+                x.iter_mut().for_each(|x| *x *= gate);
+            }
+            f => x.iter_mut().for_each(|x| *x = glu(f, gate, *x)),
+        }
+    }
+}
+
 pub(super) fn gate(c: &Context<'_>, f: Glu, gate: Mat<'_>, x: Mat<'_>, out: &MatMut<'_>) {
     out.for_rows(c.pool, out.cols / 2, |i, row| {
         row.copy_from_slice(x.row(i));
-        if gate.cols == 1 && row.len() > 1 {
-            let gate = gate.row(i)[0];
-            row.iter_mut().for_each(|x| *x = glu(f, gate, *x));
-        } else {
-            glu_row(c.isa, f, row, gate.row(i));
+        match *gate.row(i) {
+            [gate] => glu_by_one(c.isa, f, row, gate),
+            ref gates => glu_row(c.isa, f, row, gates),
         }
     });
 }

@@ -1,34 +1,20 @@
-//! Kernels that carry a record from token to token: causal convolution, decays and the gated delta rule.
+//! Kernels that carry a record from token to token: causal convolution and decays.
 //!
 //! Tokens of a row are taken strictly one after the other, so the result does not depend on how a prompt is cut.
-//! Threads share channels or columns of a state, never time. Unconfirmed tokens run on memory of the thread's own.
+//! Threads share channels of a state, never time. Unconfirmed tokens run on memory of the thread's own.
 
 use super::context::{Context, StateMem};
 use super::lanes::{LANES, exp, per_isa, sigmoid};
 use super::ops::map;
 use super::record::{Row, log};
-use super::view::{Mat, MatMut, share, share_by};
-use crate::op::{DecayCurve, DeltaHeads, MOST_TAPS, Map, Op, SUM_BLOCK, SsmHeads};
-use crate::plan::Plan;
-use crate::state::{StateKind, StateRef};
-
-/// Scratch of a [`Op::DeltaRule`] or [`Op::Ssm`] whose tokens may be unconfirmed: for each thread columns of a head.
-pub(super) fn scratch_bytes(plan: &Plan, node: usize, threads: usize) -> usize {
-    let (rows, state) = match plan.nodes[node].op {
-        Op::DeltaRule { heads: DeltaHeads { dk, .. }, state, .. } => (dk, state),
-        Op::Ssm { heads: SsmHeads { state: rows, .. }, state, .. } => (rows, state),
-        _ => return 0,
-    };
-    match state {
-        StateRef { kind: StateKind::Slots { log, .. }, .. } if log.depth > 0 => {
-            threads * rows * COLUMNS * size_of::<f32>()
-        }
-        _ => 0,
-    }
-}
+use super::view::{Mat, MatMut, share};
+use crate::op::{DecayCurve, MOST_TAPS, Map, SUM_BLOCK};
 
 /// Channels that one piece of convolution work takes.
-const CHANNELS: usize = 64;
+const CHANNELS: usize = 4 * LANES;
+
+/// A number for each channel of a piece and each tap.
+type Taps = [[f32; CHANNELS]; MOST_TAPS];
 
 /// The tensors and weights of a convolution; `taps` is `[K, cols]`, oldest first.
 #[derive(Clone, Copy)]
@@ -41,64 +27,88 @@ pub(super) struct ConvArgs<'a> {
 
 /// Causal depthwise convolution; the slot is `[K - 1, cols]`, oldest first.
 pub(super) fn conv(c: &Context<'_>, a: ConvArgs<'_>, mem: StateMem, out: &MatMut<'_>) {
-    let ConvArgs { x, taps, bias, f } = a;
-    let cols = x.cols;
-    let k = taps.len() / cols;
+    let cols = a.x.cols;
+    let k = a.taps.len() / cols;
     let chunks = cols.div_ceil(CHANNELS);
     let cost = CHANNELS * k * c.b.tokens / c.b.rows.max(1) / 8;
     share(c.pool, c.b.rows * chunks, cost, |items| {
         for (row, chunk) in items.map(|i| (Row::new(c, i / chunks), i % chunks)) {
             let at = chunk * CHANNELS;
             let n = CHANNELS.min(cols - at);
-            let bias = bias.map(|b| &b[at..at + n]);
-            // The last K inputs, oldest first; the newest is replaced by each token.
-            let mut last = [[0.0f32; CHANNELS]; MOST_TAPS];
+            let piece = ConvPiece::new(a, k, at, n);
+            // The last K inputs; the newest takes the place of the oldest.
+            let mut last: Taps = [[0.0; CHANNELS]; MOST_TAPS];
             for (j, last) in last[..k - 1].iter_mut().enumerate().filter(|_| !row.fresh) {
                 // SAFETY: a chunk of channels of a slot belongs to one thread.
                 last[..n].copy_from_slice(unsafe { mem.read(row.slot, j * cols + at, n) });
             }
             let mut spare = [0.0; CHANNELS];
-            let mut token = |last: &mut [[f32; CHANNELS]; MOST_TAPS], i: usize| {
-                last[k - 1][..n].copy_from_slice(&row.input(&mem, i, x, 0)[at..at + n]);
+            let mut token = |last: &mut Taps, i: usize| {
+                let x = &row.input(&mem, i, a.x, 0)[at..at + n];
                 // SAFETY: a token belongs to one row, and the chunk to one thread.
                 let out = unsafe { row.result(out, i, at, &mut spare[..n]) };
-                conv_chunk(c.isa, out, &last[..k], &taps[at..], bias, cols, f);
-                last[..k].rotate_left(1);
+                last[(k - 1 + i) % k][..n].copy_from_slice(x);
+                conv_piece(c.isa, out, last, i % k, &piece);
             };
             (0..row.confirmed).for_each(|i| token(&mut last, i));
-            for (j, last) in last[..k - 1].iter().enumerate() {
+            for j in 0..k - 1 {
                 // SAFETY: as for reading.
-                unsafe { mem.write(row.slot, j * cols + at, n) }.copy_from_slice(&last[..n]);
+                let to = unsafe { mem.write(row.slot, j * cols + at, n) };
+                to.copy_from_slice(&last[(row.confirmed + j) % k][..n]);
             }
             (row.confirmed..row.all).for_each(|i| token(&mut last, i));
         }
     });
-    log(c, mem, [x]);
+    log(c, mem, [a.x]);
+}
+
+/// The weights of a piece, padded with zeros.
+struct ConvPiece {
+    taps: Taps,
+    k: usize,
+    bias: Option<[f32; CHANNELS]>,
+    f: Map,
+}
+
+impl ConvPiece {
+    /// Of the `n` channels from `at` on.
+    fn new(a: ConvArgs<'_>, k: usize, at: usize, n: usize) -> Self {
+        let padded = |from: &[f32]| {
+            let mut to = [0.0; CHANNELS];
+            to[..n].copy_from_slice(&from[at..at + n]);
+            to
+        };
+        let mut taps: Taps = [[0.0; CHANNELS]; MOST_TAPS];
+        taps.iter_mut()
+            .zip(a.taps.chunks_exact(a.x.cols))
+            .for_each(|(to, taps)| *to = padded(taps));
+        Self { taps, k, bias: a.bias.map(padded), f: a.f }
+    }
 }
 
 per_isa! {
-    fn conv_chunk(
-        out: &mut [f32],
-        last: &[[f32; CHANNELS]],
-        taps: &[f32],
-        bias: Option<&[f32]>,
-        cols: usize,
-        f: Map,
-    ) {
-        out.fill(0.0);
-        for (j, last) in last.iter().enumerate() {
-            let taps = &taps[j * cols..][..out.len()];
-            for ((o, x), w) in out.iter_mut().zip(last).zip(taps) {
-                *o = x.mul_add(*w, *o);
+    /// One token; the oldest of its inputs is `first` in the ring `last`.
+    fn conv_piece(out: &mut [f32], last: &Taps, first: usize, piece: &ConvPiece) {
+        let k = piece.k;
+        let (new, old) = (&last[..first], &last[first..k]);
+        let mut sums = [0.0f32; CHANNELS];
+        for at in (0..CHANNELS).step_by(LANES) {
+            let mut sum = [0.0f32; LANES];
+            for (x, taps) in old.iter().chain(new).zip(&piece.taps) {
+                for l in 0..LANES {
+                    sum[l] = x[at + l].mul_add(taps[at + l], sum[l]);
+                }
             }
+            sums[at..at + LANES].copy_from_slice(&sum);
         }
-        if let Some(bias) = bias {
-            out.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
+        if let Some(bias) = &piece.bias {
+            sums.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
         }
-        match f {
-            Map::Silu => out.iter_mut().for_each(|o| *o *= sigmoid(*o)),
-            other => out.iter_mut().for_each(|o| *o = map(other, *o)),
+        match piece.f {
+            Map::Silu => sums.iter_mut().for_each(|o| *o *= sigmoid(*o)),
+            other => sums.iter_mut().for_each(|o| *o = map(other, *o)),
         }
+        out.copy_from_slice(&sums[..out.len()]);
     }
 }
 
@@ -193,218 +203,6 @@ per_isa! {
 /// `ln(1 + e^x)`
 pub(super) fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
-/// Columns of a state that one piece of work takes.
-pub(super) const COLUMNS: usize = 2 * LANES;
-
-/// The tensors of a delta rule.
-#[derive(Clone, Copy)]
-pub(super) struct DeltaArgs<'a> {
-    pub(super) q: Mat<'a>,
-    pub(super) k: Mat<'a>,
-    pub(super) v: Mat<'a>,
-    pub(super) decay: Mat<'a>,
-    pub(super) beta: Mat<'a>,
-    pub(super) heads: DeltaHeads,
-}
-
-impl DeltaArgs<'_> {
-    /// What token `i` of a row brings. Queries of those in the log are gone: their results are not wanted.
-    pub(super) fn token<'m>(&'m self, row: &Row, mem: &'m StateMem, i: usize) -> Token<'m> {
-        let (keys, values) = (self.heads.keys(), self.heads.values());
-        let k = row.input(mem, i, self.k, 0);
-        let beta = keys + values + self.decay.cols;
-        Token {
-            q: row.token(i).map_or(k, |t| self.q.row(t)),
-            k,
-            v: row.input(mem, i, self.v, keys),
-            decay: row.input(mem, i, self.decay, keys + values),
-            beta: row.input(mem, i, self.beta, beta),
-        }
-    }
-}
-
-/// What one token brings to all heads.
-#[derive(Clone, Copy)]
-pub(super) struct Token<'a> {
-    pub(super) q: &'a [f32],
-    pub(super) k: &'a [f32],
-    pub(super) v: &'a [f32],
-    pub(super) decay: &'a [f32],
-    pub(super) beta: &'a [f32],
-}
-
-/// The gated delta rule. Columns of the state `[dk, dv]` of a head are independent: they are the pieces of work.
-pub(super) fn delta_rule(
-    c: &Context<'_>,
-    a: DeltaArgs<'_>,
-    (mem, node): (StateMem, usize),
-    out: &MatMut<'_>,
-) {
-    let DeltaHeads { hv, dk, dv, .. } = a.heads;
-    let chunks = dv.div_ceil(COLUMNS);
-    let cost = dk * 8 * c.b.tokens / c.b.rows.max(1);
-    let own = c.own(node, dk * COLUMNS);
-    share_by(c.pool, c.b.rows * hv * chunks, cost, |thread, items| {
-        for item in items {
-            let (h, at) = (item / chunks % hv, item % chunks * COLUMNS);
-            let (row, n) = (Row::new(c, item / chunks / hv), COLUMNS.min(dv - at));
-            let mut spare = [0.0; COLUMNS];
-            let kept = Columns { mem, slot: row.slot, start: h * dk * dv + at, dv, n };
-            kept.run(dk, &row, (own, thread), |columns, i| {
-                // SAFETY: a token belongs to one row, and the columns to one piece of work.
-                let out = unsafe { row.result(out, i, h * dv + at, &mut spare[..n]) };
-                delta_token(c.isa, a.heads, a.token(&row, &mem, i), h, at, columns, out);
-            });
-        }
-    });
-    log(c, mem, [a.k, a.v, a.decay, a.beta]);
-}
-
-/// `n` columns of one head's state, whose rows are `dv` long. They belong to one piece of work.
-#[derive(Clone, Copy)]
-pub(super) struct Columns {
-    pub(super) mem: StateMem,
-    pub(super) slot: usize,
-    pub(super) start: usize,
-    pub(super) dv: usize,
-    pub(super) n: usize,
-}
-
-impl Columns {
-    /// Row `i`.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)]
-    pub(super) fn row(&self, i: usize) -> &mut [f32] {
-        // SAFETY: the columns belong to one piece of work; its rows are borrowed one at a time.
-        unsafe { self.mem.write(self.slot, self.start + i * self.dv, self.n) }
-    }
-
-    /// Takes a row's tokens through these columns of its record, which have `rows` rows: the confirmed ones in place,
-    /// the others on a copy in the thread's piece of `own`.
-    pub(super) fn run(
-        self,
-        rows: usize,
-        row: &Row,
-        (own, thread): (StateMem, usize),
-        mut token: impl FnMut(Self, usize),
-    ) {
-        if row.fresh && row.confirmed > 0 {
-            (0..rows).for_each(|i| self.row(i).fill(0.0));
-        }
-        (0..row.confirmed).for_each(|i| token(self, i));
-        if row.confirmed == row.all {
-            return;
-        }
-        let copy = Self { mem: own, slot: thread, start: 0, dv: self.n, n: self.n };
-        for i in 0..rows {
-            if row.fresh && row.confirmed == 0 {
-                copy.row(i).fill(0.0);
-            } else {
-                copy.row(i).copy_from_slice(self.row(i));
-            }
-        }
-        (row.confirmed..row.all).for_each(|i| token(copy, i));
-    }
-}
-
-per_isa! {
-    fn delta_token(
-        heads: DeltaHeads,
-        token: Token<'_>,
-        h: usize,
-        at: usize,
-        m: Columns,
-        out: &mut [f32],
-    ) {
-        let DeltaHeads { hk, hv, dk, dv } = heads;
-        let key_head = h / (hv / hk);
-        let (decay, beta) = (token.decay, token.beta[h]);
-        let (q, k) =
-            (&token.q[key_head * dk..][..dk], &token.k[key_head * dk..][..dk]);
-        let v = &token.v[h * dv + at..][..m.n];
-        if decay.len() == hv {
-            delta_columns(HeadToken { q, k, decay: decay[h], beta }, v, m, out);
-        } else {
-            delta_columns(HeadToken { q, k, decay: &decay[h * dk..][..dk], beta }, v, m, out);
-        }
-    }
-}
-
-/// A head's decay: one number, or one for each row of its state.
-trait RowDecay: Copy {
-    fn of(self, row: usize) -> f32;
-}
-
-impl RowDecay for f32 {
-    #[inline(always)]
-    fn of(self, _: usize) -> f32 {
-        self
-    }
-}
-
-impl RowDecay for &[f32] {
-    #[inline(always)]
-    fn of(self, row: usize) -> f32 {
-        self[row]
-    }
-}
-
-/// What one token brings to one head.
-#[derive(Clone, Copy)]
-struct HeadToken<'a, D> {
-    q: &'a [f32],
-    k: &'a [f32],
-    decay: D,
-    beta: f32,
-}
-
-#[inline(always)]
-fn delta_columns<D: RowDecay>(token: HeadToken<'_, D>, v: &[f32], m: Columns, out: &mut [f32]) {
-    match m.n {
-        COLUMNS => delta_lanes::<COLUMNS, D>(token, v, m, out),
-        LANES => delta_lanes::<LANES, D>(token, v, m, out),
-        _ => {
-            for (i, (v, out)) in v.iter().zip(out).enumerate() {
-                let column = Columns { start: m.start + i, n: 1, ..m };
-                let (v, out) = (std::slice::from_ref(v), std::slice::from_mut(out));
-                delta_lanes::<1, D>(token, v, column, out);
-            }
-        }
-    }
-}
-
-/// One token through `N` columns of a head's state.
-#[inline(always)]
-fn delta_lanes<const N: usize, D: RowDecay>(
-    token: HeadToken<'_, D>,
-    v: &[f32],
-    m: Columns,
-    out: &mut [f32],
-) {
-    let HeadToken { q, k, decay, beta } = token;
-    let mut d = [0.0f32; N];
-    for (i, k) in k.iter().enumerate() {
-        let row: &mut [f32; N] = m.row(i).first_chunk_mut().expect("N columns");
-        let decay = decay.of(i);
-        for (m, d) in row.iter_mut().zip(&mut d) {
-            *m *= decay;
-            *d = m.mul_add(*k, *d);
-        }
-    }
-    for (d, v) in d.iter_mut().zip(v) {
-        *d = beta * (v - *d);
-    }
-    let mut y = [0.0f32; N];
-    for (i, (k, q)) in k.iter().zip(q).enumerate() {
-        let row: &mut [f32; N] = m.row(i).first_chunk_mut().expect("N columns");
-        for ((m, d), y) in row.iter_mut().zip(&d).zip(&mut y) {
-            *m = k.mul_add(*d, *m);
-            *y = m.mul_add(*q, *y);
-        }
-    }
-    out.copy_from_slice(&y);
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@
 
 use super::context::Context;
 use super::context::StateMem;
+use super::delta::DeltaArgs;
 use super::low_rank::Pairs;
 use super::ops::{Norm, Turns};
 use super::record::{Row, log};
-use super::recurrent::{ConvArgs, DecayArgs, DeltaArgs, joined, parts};
+use super::recurrent::{ConvArgs, DecayArgs, joined, parts};
 use super::view::{Mat, MatMut};
 use crate::op::{DecayCurve, DeltaHeads, Glu, Map, RopeHeads, SUM_BLOCK};
 

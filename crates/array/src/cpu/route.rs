@@ -1,7 +1,7 @@
 //! Which experts serve a token, and with what weight.
 
 use super::context::Context;
-use super::lanes::{exp, sigmoid, sum};
+use super::lanes::{exp, per_isa, sigmoid, sum};
 use super::recurrent::softplus;
 use super::view::{Mat, MatMut};
 use crate::op::{Groups, Score, Scoring};
@@ -27,6 +27,7 @@ struct Scores<'a> {
 }
 
 impl<'a> Scores<'a> {
+    #[inline(always)]
     fn new(logits: &'a [f32], score: Score) -> Self {
         let (mut max, mut total) = (0.0, 1.0);
         if score == Score::Softmax {
@@ -36,6 +37,7 @@ impl<'a> Scores<'a> {
         Self { logits, score, max, total }
     }
 
+    #[inline(always)]
     fn of(&self, e: usize) -> f32 {
         match self.score {
             Score::Softmax => exp(self.logits[e] - self.max) / self.total,
@@ -45,24 +47,36 @@ impl<'a> Scores<'a> {
     }
 }
 
-/// Places of the largest keys among `candidates`, best first, into `best`; the first of equals.
+/// Places of the largest keys among `candidates`, best first, into `best`; the first of equals. `keys` is as long and
+/// holds those keys afterwards.
+#[inline(always)]
 fn best_into(
     key: impl Fn(usize) -> f32,
-    candidates: impl Iterator<Item = usize> + Clone,
+    candidates: impl Iterator<Item = usize>,
     best: &mut [f32],
+    keys: &mut [f32],
 ) {
-    for rank in 0..best.len() {
-        let (taken, rest) = best.split_at_mut(rank);
-        let free = candidates.clone().filter(|&e| !taken.contains(&(e as f32)));
-        let first = free.fold(None, |best: Option<usize>, e| match best {
-            Some(b) if key(b) >= key(e) => Some(b),
-            _ => Some(e),
-        });
-        rest[0] = first.unwrap_or(0) as f32;
+    best.fill(0.0);
+    let mut found = 0;
+    for e in candidates {
+        let new = key(e);
+        let mut at = found;
+        while at > 0 && new > keys[at - 1] {
+            at -= 1;
+        }
+        if at == best.len() {
+            continue;
+        }
+        found = best.len().min(found + 1);
+        for list in [&mut *best, &mut *keys] {
+            list.copy_within(at..found - 1, at + 1);
+        }
+        (best[at], keys[at]) = (e as f32, new);
     }
 }
 
 /// Whether `group` is one of the `keep` groups whose two best keys have the largest sum.
+#[inline(always)]
 fn is_kept(key: &impl Fn(usize) -> f32, experts: usize, groups: Groups, group: usize) -> bool {
     let size = experts / groups.count;
     let worth = |g: usize| {
@@ -80,31 +94,42 @@ fn is_kept(key: &impl Fn(usize) -> f32, experts: usize, groups: Groups, group: u
 }
 
 pub(super) fn route(c: &Context<'_>, x: Mat<'_>, router: Router<'_>, out: &MatMut<'_>) {
-    let Router { k, scoring, bias, table, gain } = router;
-    let experts = x.cols;
-    out.for_rows(c.pool, experts * (4 + k), |t, row| {
+    out.for_rows(c.pool, x.cols * 4, |t, row| {
+        let listed = router.table.map(|table| &table[c.b.ids[t] as usize * router.k..][..router.k]);
+        route_row(c.isa, x.row(t), router, listed, row);
+    });
+}
+
+per_isa! {
+    /// The experts of one token: those that are `listed` for it, or the best.
+    fn route_row(logits: &[f32], router: Router<'_>, listed: Option<&[f32]>, row: &mut [f32]) {
+        let Router { k, scoring, bias, gain, .. } = router;
+        let experts = logits.len();
         let (weights, numbers) = row.split_at_mut(k);
-        let scores = Scores::new(x.row(t), scoring.score);
+        let scores = Scores::new(logits, scoring.score);
         // Softmax keeps the order of its logits: no need to take exponents of them all again.
         let plain = scoring.score == Score::Softmax && bias.is_none();
-        let key =
-            |e: usize| if plain { x.row(t)[e] } else { scores.of(e) + bias.map_or(0.0, |b| b[e]) };
-        if let Some(table) = table {
-            numbers.copy_from_slice(&table[c.b.ids[t] as usize * k..][..k]);
+        let key = |e: usize| match plain {
+            true => logits[e],
+            false => scores.of(e) + bias.map_or(0.0, |b| b[e]),
+        };
+        if let Some(listed) = listed {
+            numbers.copy_from_slice(listed);
         } else if let Some(groups) = scoring.groups {
             let size = experts / groups.count;
             let kept = (0..groups.count).filter(|&g| is_kept(&key, experts, groups, g));
-            best_into(key, kept.flat_map(|g| g * size..(g + 1) * size), numbers);
+            best_into(key, kept.flat_map(|g| g * size..(g + 1) * size), numbers, weights);
         } else {
-            best_into(key, 0..experts, numbers);
+            best_into(key, 0..experts, numbers, weights);
         }
         weigh(weights, numbers, &scores, scoring);
         if let Some(gain) = gain {
             weights.iter_mut().zip(numbers).for_each(|(w, e)| *w *= gain[*e as usize]);
         }
-    });
+    }
 }
 
+#[inline(always)]
 fn weigh(weights: &mut [f32], numbers: &[f32], scores: &Scores<'_>, scoring: Scoring) {
     let experts = scores.logits.len();
     for (weight, number) in weights.iter_mut().zip(numbers) {
@@ -160,6 +185,31 @@ pub(super) fn reference(c: &Context<'_>, x: Mat<'_>, router: Router<'_>, out: &M
         for (rank, e) in experts[..k].iter().enumerate() {
             out[rank] = score(*e) / sum * scoring.scale * gain.map_or(1.0, |g| g[*e]);
             out[k + rank] = *e as f32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::best_into;
+
+    #[test]
+    fn the_best_come_first_and_the_first_of_equals() {
+        let mut seed = 1_u32;
+        for case in 0..2000 {
+            let mut draw = |below: u32| {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (seed >> 16) % below
+            };
+            let (n, k) = (draw(40) as usize + 1, draw(9) as usize + 1);
+            let keys: Vec<f32> = (0..n).map(|_| draw(12) as f32 - 6.0).collect();
+            let mut want: Vec<usize> = (0..n).collect();
+            want.sort_by(|a, b| keys[*b].total_cmp(&keys[*a]));
+            want.resize(k, 0);
+            let (mut best, mut best_keys) = (vec![f32::NAN; k], vec![f32::NAN; k]);
+            best_into(|e| keys[e], 0..n, &mut best, &mut best_keys);
+            let best: Vec<usize> = best.iter().map(|e| *e as usize).collect();
+            assert_eq!(best, want, "case {case}: {keys:?}");
         }
     }
 }

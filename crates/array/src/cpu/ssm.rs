@@ -1,12 +1,17 @@
 //! The selective scan of Mamba 2.
 //!
-//! Tokens of a row are taken strictly one after the other; threads share heads and columns of a state, never time.
+//! Tokens of a row are taken strictly one after the other, a few of them in each pass over the columns of a state.
+//! Threads share heads and columns, never time.
 
+use std::ops::Range;
+
+use super::columns::{COLUMNS, Columns, Lanes};
 use super::context::{Context, StateMem};
-use super::lanes::{LANES, exp, per_isa};
+use super::lanes::{LANES, exp};
 use super::record::{Row, log};
-use super::recurrent::{COLUMNS, Columns, softplus};
+use super::recurrent::softplus;
 use super::view::{Mat, MatMut, share_by};
+use crate::matmul::{Kernel, Simd};
 use crate::op::SsmHeads;
 
 /// The tensors and weights of a scan.
@@ -58,6 +63,43 @@ fn within(x: f32, (low, high): (f32, f32)) -> f32 {
     }
 }
 
+/// The tokens of a row, for one head.
+#[derive(Clone, Copy)]
+struct Head<'a> {
+    scan: &'a Scan<'a>,
+    row: &'a Row,
+    mem: &'a StateMem,
+    h: usize,
+}
+
+/// What one token brings to one head.
+#[derive(Clone, Copy)]
+struct HeadToken<'a> {
+    x: &'a [f32],
+    b: &'a [f32],
+    c: &'a [f32],
+    keep: f32,
+    delta: f32,
+}
+
+impl<'a> Head<'a> {
+    #[inline(always)]
+    fn token(&self, i: usize) -> HeadToken<'a> {
+        let (scan, h) = (self.scan, self.h);
+        let SsmHeads { heads, groups, dim, state } = scan.heads;
+        let token = scan.token(self.row, self.mem, i);
+        let group = h / (heads / groups);
+        let delta = within(softplus(token.dt[h] + scan.bias[h]), scan.limits);
+        HeadToken {
+            x: &token.x[h * dim..][..dim],
+            b: &token.b[group * state..][..state],
+            c: &token.c[group * state..][..state],
+            keep: exp(delta * scan.neg_a[h]),
+            delta,
+        }
+    }
+}
+
 /// The scan. Columns of the state `[state, dim]` of a head are independent: they are the pieces of work.
 pub(super) fn ssm(
     c: &Context<'_>,
@@ -67,85 +109,106 @@ pub(super) fn ssm(
 ) {
     let SsmHeads { heads, dim, state, .. } = scan.heads;
     let chunks = dim.div_ceil(COLUMNS);
-    let cost = (state * 4 + 40) * c.b.tokens / c.b.rows.max(1);
+    let cost = (state * 2 + 40) * c.b.tokens / c.b.rows.max(1);
     let own = c.own(node, state * COLUMNS);
     share_by(c.pool, c.b.rows * heads * chunks, cost, |thread, items| {
         for item in items {
             let (h, at) = (item / chunks % heads, item % chunks * COLUMNS);
             let (row, n) = (Row::new(c, item / chunks / heads), COLUMNS.min(dim - at));
-            let mut spare = [0.0; COLUMNS];
             let start = h * state * dim + at;
-            let kept = Columns { mem, slot: row.slot, start, dv: dim, n };
-            kept.run(state, &row, (own, thread), |columns, i| {
-                // SAFETY: a token belongs to one row, and the columns to one piece of work.
-                let out = unsafe { row.result(out, i, h * dim + at, &mut spare[..n]) };
-                scan_token(c.isa, scan, scan.token(&row, &mem, i), h, at, columns, out);
+            let kept = Columns { mem, slot: row.slot, start, stride: dim, rows: state, n };
+            let head = Head { scan: &scan, row: &row, mem: &mem, h };
+            kept.run(&row, (own, thread), |m, tokens| {
+                let piece = Piece { head, tokens, at, n, m, out };
+                // SAFETY: the lanes are `n` columns, rounded up, and belong to this piece of work with their results.
+                unsafe {
+                    if n > LANES {
+                        c.isa.run(Vectors::<{ COLUMNS / LANES }>(piece));
+                    } else {
+                        c.isa.run(Vectors::<1>(piece));
+                    }
+                }
             });
         }
     });
     log(c, mem, [scan.x, scan.b, scan.dt]);
 }
 
-per_isa! {
-    fn scan_token(
-        scan: Scan<'_>,
-        token: Token<'_>,
-        h: usize,
-        at: usize,
-        m: Columns,
-        out: &mut [f32],
-    ) {
-        let SsmHeads { heads, groups, dim, state } = scan.heads;
-        let group = h / (heads / groups);
-        let delta = within(softplus(token.dt[h] + scan.bias[h]), scan.limits);
-        let x = &token.x[h * dim + at..][..m.n];
-        let token = HeadToken {
-            b: &token.b[group * state..][..state],
-            c: &token.c[group * state..][..state],
-            keep: exp(delta * scan.neg_a[h]),
-            delta,
-            skip: scan.skip[h],
-        };
-        match m.n {
-            COLUMNS => scan_lanes::<COLUMNS>(token, x, m, out),
-            LANES => scan_lanes::<LANES>(token, x, m, out),
-            _ => {
-                for (i, (x, out)) in x.iter().zip(out).enumerate() {
-                    let column = Columns { start: m.start + i, n: 1, ..m };
-                    let (x, out) = (std::slice::from_ref(x), std::slice::from_mut(out));
-                    scan_lanes::<1>(token, x, column, out);
-                }
+/// Some tokens through the columns `at..at + n` of their head.
+struct Piece<'a> {
+    head: Head<'a>,
+    tokens: Range<usize>,
+    at: usize,
+    n: usize,
+    m: Lanes,
+    out: &'a MatMut<'a>,
+}
+
+/// A piece in `R` vectors.
+struct Vectors<'a, const R: usize>(Piece<'a>);
+
+impl<const R: usize> Kernel for Vectors<'_, R> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let (piece, tokens) = (&self.0, self.0.tokens.clone());
+        let pairs = tokens.len() / 2;
+        // SAFETY: the caller has the instruction set, and the lanes have as many rows as a state has.
+        unsafe {
+            for i in (0..pairs).map(|pair| tokens.start + 2 * pair) {
+                pass::<S, R, 2>(piece, i);
+            }
+            if tokens.len() > 2 * pairs {
+                pass::<S, R, 1>(piece, tokens.end - 1);
             }
         }
     }
 }
 
-/// What one token brings to one head.
-#[derive(Clone, Copy)]
-struct HeadToken<'a> {
-    b: &'a [f32],
-    c: &'a [f32],
-    keep: f32,
-    delta: f32,
-    skip: f32,
-}
-
-/// One token through `N` columns of a head's state.
+/// Tokens `first..first + T` in one pass over the columns.
+///
+/// # Safety
+/// The machine has the instruction set; there are `R` vectors in as many rows as a state has, which nobody else touches,
+/// and neither does anybody the results of the columns.
 #[inline(always)]
-fn scan_lanes<const N: usize>(token: HeadToken<'_>, x: &[f32], m: Columns, out: &mut [f32]) {
-    let HeadToken { b, c, keep, delta, skip } = token;
-    let x: &[f32; N] = x.first_chunk().expect("N columns");
-    let step = x.map(|x| delta * x);
-    let mut y = [0.0f32; N];
-    for (i, (b, c)) in b.iter().zip(c).enumerate() {
-        let row: &mut [f32; N] = m.row(i).first_chunk_mut().expect("N columns");
-        for ((m, step), y) in row.iter_mut().zip(&step).zip(&mut y) {
-            *m = b.mul_add(*step, keep * *m);
-            *y = m.mul_add(*c, *y);
+unsafe fn pass<S: Simd, const R: usize, const T: usize>(piece: &Piece<'_>, first: usize) {
+    let Piece { head, at, n, .. } = *piece;
+    let tokens: [HeadToken<'_>; T] = std::array::from_fn(|t| head.token(first + t));
+    let mut x = [[0.0f32; COLUMNS]; T];
+    (0..T).for_each(|t| x[t][..n].copy_from_slice(&tokens[t].x[at..][..n]));
+    // SAFETY: the caller's.
+    unsafe {
+        let mut step = [[S::splat_f(0.0); R]; T];
+        let mut y = step;
+        for t in 0..T {
+            for r in 0..R {
+                let x = S::load_f(x[t].as_ptr().add(r * LANES));
+                step[t][r] = S::mul(S::splat_f(tokens[t].delta), x);
+            }
         }
-    }
-    for ((out, y), x) in out.iter_mut().zip(y).zip(x) {
-        *out = x.mul_add(skip, y);
+        for i in 0..piece.m.rows {
+            let row = piece.m.row(i);
+            let mut m = [S::splat_f(0.0); R];
+            (0..R).for_each(|r| m[r] = S::load_f(row.add(r * LANES)));
+            for t in 0..T {
+                let HeadToken { b, c, keep, .. } = tokens[t];
+                let (b, c, keep) = (S::splat_f(b[i]), S::splat_f(c[i]), S::splat_f(keep));
+                for r in 0..R {
+                    m[r] = S::fma(b, step[t][r], S::mul(keep, m[r]));
+                    y[t][r] = S::fma(m[r], c, y[t][r]);
+                }
+            }
+            (0..R).for_each(|r| S::store_f(row.add(r * LANES), m[r]));
+        }
+        for t in 0..T {
+            let (skip, mut numbers) = (S::splat_f(head.scan.skip[head.h]), [0.0; COLUMNS]);
+            for r in 0..R {
+                let x = S::load_f(x[t].as_ptr().add(r * LANES));
+                S::store_f(numbers.as_mut_ptr().add(r * LANES), S::fma(x, skip, y[t][r]));
+            }
+            let (start, mut spare) = (head.h * head.scan.heads.dim + at, [0.0; COLUMNS]);
+            let out = head.row.result(piece.out, first + t, start, &mut spare[..n]);
+            out.copy_from_slice(&numbers[..n]);
+        }
     }
 }
 

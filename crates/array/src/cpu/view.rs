@@ -38,6 +38,18 @@ impl<'a> Mat<'a> {
         unsafe { std::slice::from_raw_parts(self.ptr.add(i * self.stride), self.cols) }
     }
 
+    /// One row.
+    pub(crate) fn of(row: &'a [f32]) -> Self {
+        Self { ptr: row.as_ptr(), rows: 1, cols: row.len(), stride: row.len(), life: PhantomData }
+    }
+
+    /// Some of the rows.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.rows);
+        // SAFETY: the rows are inside of what `new` was promised.
+        Self { ptr: unsafe { self.ptr.add(rows.start * self.stride) }, rows: rows.len(), ..*self }
+    }
+
     /// All rows with what lies between them.
     pub(crate) fn numbers(&self) -> &'a [f32] {
         let len =

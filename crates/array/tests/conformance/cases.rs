@@ -281,9 +281,17 @@ pub(crate) fn experts_up(rig: &mut Rig) -> Model {
     let (inner, cols) = (rig.rng.int(1, 90), rig.rng.int(1, 50));
     let table = rig.table(cols + experts);
     let [gate, up] = [0; 2].map(|_| rig.matrix(Format::F32, experts, inner, cols));
+    let [gate_bias, up_bias] = [0; 2].map(|_| rig.vector(experts * inner, -1.0, 1.0));
     model(move |step| {
         let [x, logits] = step.ids().embed(&table, 1.0).split([cols, experts]);
-        x.experts_up(logits.route(k, SOFTMAX), ExpertsUp::gated(&gate, &up, Map::Silu))
+        let routing = logits.route(k, SOFTMAX);
+        let (bias, f) = (Some([&gate_bias, &up_bias]), Glu::Shifted { limit: 2.0, alpha: 1.7 });
+        let ways = [
+            ExpertsUp::gated(&gate, &up, Map::Silu),
+            ExpertsUp { gate: Some(&gate), up: &up, bias, f },
+            ExpertsUp { gate: None, up: &up, bias: None, f: Glu::Of(Map::Relu2) },
+        ];
+        sum(ways.into_iter().map(|way| x.experts_up(routing, way)))
     })
 }
 
@@ -292,9 +300,11 @@ pub(crate) fn experts_down(rig: &mut Rig) -> Model {
     let (inner, rows) = (rig.rng.int(1, 50), rig.rng.int(1, 90));
     let table = rig.table(k * inner + experts);
     let down = rig.matrix(Format::F32, experts, rows, inner);
+    let bias = rig.vector(experts * rows, -1.0, 1.0);
     model(move |step| {
         let [x, logits] = step.ids().embed(&table, 1.0).split([k * inner, experts]);
-        x.experts_down(logits.route(k, SOFTMAX), &down, None)
+        let routing = logits.route(k, SOFTMAX);
+        x.experts_down(routing, &down, None) + x.experts_down(routing, &down, Some(&bias))
     })
 }
 
