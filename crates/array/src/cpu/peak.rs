@@ -7,17 +7,21 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::lanes::{Isa, per_isa};
-use super::memory::HostBuffer;
+use super::memory::Slabs;
 use super::pool::Pool;
 use crate::matmul::peak::{float_operations, integer_products};
 use crate::profile::Peaks;
 
 /// How long runs of one kind are made.
 const SPAN: Duration = Duration::from_millis(80);
-/// How long a run of arithmetic is at least: enough to make waking a thread small beside it.
-const RUN: Duration = Duration::from_micros(300);
+/// How long a unit of arithmetic is at least: enough to make waking a thread small beside a run.
+const RUN: Duration = Duration::from_micros(60);
+/// Pieces of work for each thread in a run.
+const UNITS: usize = 8;
 /// Bytes that a run reads, all threads together.
 const PIECE: usize = 8 << 20;
+/// Numbers of a unit of those.
+const UNIT: usize = 16 << 10;
 /// Bytes that are streamed at least and at most. Fresh memory is slow to get: where the last cache is as large as the
 /// most, it is a part of what is measured.
 const STREAMED: (usize, usize) = (64 << 20, 256 << 20);
@@ -43,9 +47,13 @@ fn arithmetic(pool: &Pool, work: impl Fn(usize) -> u64 + Sync) -> f64 {
     while took(rounds).1 < RUN {
         rounds *= 2;
     }
-    let seconds = runs(|_| pool.run(&|_| _ = black_box(work(rounds))));
+    // Several units for each thread, so that none is idle for long where another came late.
+    let units = pool.threads() * UNITS;
+    let seconds = runs(|_| {
+        pool.run(units, true, &|_, units| units.for_each(|_| _ = black_box(work(rounds))));
+    });
     let fastest = seconds.first().copied().unwrap_or(f64::INFINITY);
-    took(rounds).0 as f64 * pool.threads() as f64 / fastest
+    took(rounds).0 as f64 * units as f64 / fastest
 }
 
 /// Seconds of all runs that fit into the span, one at least; the fastest first.
@@ -64,14 +72,13 @@ fn runs(mut run: impl FnMut(usize)) -> Vec<f64> {
 /// fifth of the runs the slowest, since a few pieces may have stayed in a cache.
 fn read(pool: &Pool, isa: Isa) -> f64 {
     let bytes = (2 * last_cache()).clamp(STREAMED.0, STREAMED.1);
-    let Some(memory) = HostBuffer::new(bytes) else { return 0.0 };
+    let Some(memory) = Slabs::default().allocate(bytes) else { return 0.0 };
     let pieces = memory.numbers().chunks_exact(PIECE / 4).collect::<Vec<_>>();
-    let threads = pool.threads();
     let seconds = runs(|i| {
         let piece = pieces[i % pieces.len()];
-        pool.run(&|thread| {
-            let part = piece.len() * thread / threads..piece.len() * (thread + 1) / threads;
-            black_box(sum(isa, &piece[part]));
+        let units = piece.len() / UNIT;
+        pool.run(units, true, &|_, units| {
+            black_box(sum(isa, &piece[units.start * UNIT..units.end * UNIT]));
         });
     });
     PIECE as f64 / seconds[seconds.len() / 5]

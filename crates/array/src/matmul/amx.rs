@@ -59,10 +59,18 @@ impl Shapes {
     /// # Safety
     /// The processor has tiles, and the system lets this process use them.
     pub(super) unsafe fn new(group: usize) -> Self {
+        let (codes, x, sums) = ((group / 4, 64), (16, group), (16, 64));
+        // SAFETY: the caller's, and the shapes are legal.
+        unsafe { Self::of([codes, x, sums, codes, x, sums, (8, group), (8, 64)]) }
+    }
+
+    /// Of tiles with so many rows of so many bytes, 16 and 64 at most.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new).
+    unsafe fn of(tiles: [(usize, usize); 8]) -> Self {
         let mut config =
             Config { palette: 1, start: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        let (codes, x, sums) = ((group / 4, 64), (16, group), (16, 64));
-        let tiles = [codes, x, sums, codes, x, sums, (8, group), (8, 64)];
         for (tile, (rows, bytes)) in tiles.into_iter().enumerate() {
             (config.rows[tile], config.row_bytes[tile]) = (rows as u8, bytes as u16);
         }
@@ -197,4 +205,27 @@ impl<W: Source, const R: usize> GridTile<W, R> {
             }
         }
     }
+}
+
+/// Multiplies whole tiles of zeros, `rounds` rounds of four; gives how many products of bytes were added up.
+///
+/// # Safety
+/// The processor has tiles, and the system lets this process use them.
+pub(super) unsafe fn products_of_zeros(rounds: usize) -> u64 {
+    // SAFETY: the caller's.
+    let _shapes = unsafe { Shapes::of([(16, 64); 8]) };
+    for _ in 0..rounds {
+        // SAFETY: the shapes fit each other; new shapes start as zeros.
+        unsafe {
+            asm!(
+                "tdpbssd tmm2, tmm0, tmm1",
+                "tdpbssd tmm3, tmm0, tmm1",
+                "tdpbssd tmm4, tmm0, tmm1",
+                "tdpbssd tmm5, tmm0, tmm1",
+                out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+                options(nostack, nomem),
+            );
+        }
+    }
+    rounds as u64 * 4 * 16 * 16 * 64
 }
