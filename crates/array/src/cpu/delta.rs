@@ -4,6 +4,9 @@
 //! a token writes and the next one reads goes through the columns in one pass: the sums are those of the definition, and
 //! in its order.
 
+// Loops over `r` keep several arrays of registers in step.
+#![allow(clippy::needless_range_loop)]
+
 use std::marker::PhantomData;
 use std::ops::Range;
 

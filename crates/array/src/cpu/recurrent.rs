@@ -95,8 +95,8 @@ per_isa! {
         for at in (0..CHANNELS).step_by(LANES) {
             let mut sum = [0.0f32; LANES];
             for (x, taps) in old.iter().chain(new).zip(&piece.taps) {
-                for l in 0..LANES {
-                    sum[l] = x[at + l].mul_add(taps[at + l], sum[l]);
+                for ((sum, x), tap) in sum.iter_mut().zip(&x[at..]).zip(&taps[at..]) {
+                    *sum = x.mul_add(*tap, *sum);
                 }
             }
             sums[at..at + LANES].copy_from_slice(&sum);

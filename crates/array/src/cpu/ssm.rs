@@ -3,6 +3,9 @@
 //! Tokens of a row are taken strictly one after the other, a few of them in each pass over the columns of a state.
 //! Threads share heads and columns, never time.
 
+// Loops over `r` keep several arrays of registers in step.
+#![allow(clippy::needless_range_loop)]
+
 use std::ops::Range;
 
 use super::columns::{COLUMNS, Columns, Lanes};
