@@ -3,6 +3,7 @@
 mod adapters;
 mod cases;
 mod chat;
+mod echo;
 mod embeddings;
 mod faults;
 mod forms;
