@@ -51,6 +51,9 @@ pub struct Setup {
     pub hidden: bool,
     /// The checkpoint's head that guesses further tokens is loaded, see [`Executor::run_mtp`].
     pub mtp: bool,
+    /// Results that a step may have if it has so many tokens, and not only one a row and draft: of prompts that are
+    /// scored. More than [`Key::MOST`] rows are not possible.
+    pub results: usize,
     /// Limits of the runtime.
     pub limits: Limits,
     /// The type of keys and values.
@@ -66,8 +69,8 @@ impl Setup {
     /// A room as it is, keys and values in f32, logits for the last token of a row, no adapters.
     pub fn new(room: Room) -> Self {
         let (limits, kv, adapters) = (Limits::default(), Stored::F32, Adapters::default());
-        let (per_token, hidden, mtp) = (false, false, false);
-        Self { room, per_token, hidden, mtp, limits, kv, adapters, memory: None }
+        let (per_token, hidden, mtp, results) = (false, false, false, 0);
+        Self { room, per_token, hidden, mtp, results, limits, kv, adapters, memory: None }
     }
 }
 
@@ -104,6 +107,7 @@ pub struct Executor {
     rope: RopeSpec,
     head: Head,
     per_token: bool,
+    most_results: usize,
     /// There is a head that guesses further tokens.
     mtp: bool,
     parts: Parts,
@@ -131,7 +135,8 @@ impl Executor {
         let (slots, weights) = (slots.into_inner(), runtime.usage().live.bytes);
         let spec = model.caches().stored_as(setup.kv);
         let head = if setup.hidden { Head::Hidden } else { Head::Logits };
-        let keys = keys(room, head, setup.per_token, setup.mtp);
+        let most_results = most_results(room, setup);
+        let keys = keys(room, head, setup.per_token, setup.mtp, most_results);
         // Plans have to be made once to know what steps take.
         let trial = Room { context: room.context.min(BLOCK), tokens: 0, snapshots: 0, ..room };
         let (bound, room) = match setup.memory {
@@ -164,6 +169,7 @@ impl Executor {
             rope: config.rope.clone(),
             head,
             per_token: setup.per_token,
+            most_results,
             mtp: setup.mtp,
             parts,
             slots,
@@ -313,6 +319,11 @@ impl Executor {
         self.per_token
     }
 
+    /// How many results a step can have, if it has so many tokens; more if all are of rows and their drafts.
+    pub fn most_results(&self) -> usize {
+        self.most_results
+    }
+
     /// Numbers of a result: the vocabulary, or the width of hidden states.
     pub fn width(&self) -> usize {
         self.cols
@@ -440,12 +451,20 @@ fn clamp(room: Room) -> Result<Room> {
     Ok(Room { chunk, drafts, ..room })
 }
 
-/// Every key that steps of this room can have.
-fn keys(room: Room, head: Head, per_token: bool, mtp: bool) -> Vec<Key> {
+/// How many results a step can have, whoever has them.
+fn most_results(room: Room, setup: Setup) -> usize {
+    if setup.per_token {
+        return room.step_tokens();
+    }
+    setup.results.max(room.rows * (1 + room.drafts)).min(Key::MOST.1)
+}
+
+/// Every key that steps of this room can have, of which each may have `most_results` results.
+fn keys(room: Room, head: Head, per_token: bool, mtp: bool, most_results: usize) -> Vec<Key> {
     let (each, most) = (1 + room.drafts, room.step_tokens());
     let mut keys: Vec<Key> = Vec::new();
     for (tokens, rows) in (1..=most).flat_map(|t| (1..=room.rows.min(t)).map(move |r| (t, r))) {
-        let results = if per_token { tokens } else { (rows * each).min(tokens) };
+        let results = if per_token { tokens } else { (rows * each).max(most_results).min(tokens) };
         let steps = Rows::ALL.map(|r| r.capacity().min(results));
         for results in [0, rows, results].into_iter().chain(steps) {
             let key = fit(tokens, rows, results, head, per_token);

@@ -2,6 +2,7 @@
 
 mod bench;
 mod chat;
+mod perplexity;
 mod serve;
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ pub(crate) use bench::{
     BenchArgs, BenchLoad, BenchModel, ConversationsArgs, SpeedArgs, StreamsArgs,
 };
 pub(crate) use chat::{ChatArgs, SamplingArgs};
+pub(crate) use perplexity::PerplexityArgs;
 pub(crate) use serve::{LogFormat, MemoryArg, ServeArgs};
 
 /// An inference engine for large language models whose completions run long.
@@ -36,6 +38,8 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Compare a checkpoint's logits with reference vectors, fed in every way.
     Check(CheckArgs),
+    /// Say how well a model foretells a text.
+    Perplexity(PerplexityArgs),
     /// Decode one very long completion and watch every buffer.
     Soak(SoakArgs),
     /// Measure speed, alone, in batches and under load.

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => cmd::chat::run(*args),
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => cmd::check::run(&args),
+        Command::Perplexity(args) => cmd::perplexity::run(&args),
         Command::Soak(args) => cmd::soak::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),

@@ -43,7 +43,7 @@ use crate::prefix::disk::{self, Loaded, Saved};
 use crate::prefix::{Miss, Prefixes};
 use crate::schedule::{self, Want};
 
-pub use request::{Event, FinishReason, Mask, Priority, Request, RowId, TokenMask};
+pub use request::{Event, FinishReason, Mask, Priority, Request, RowId, Score, TokenMask};
 use row::{End, Row};
 pub use service::{Events, Looker, Service, Sink, View};
 pub use stats::Stats;
@@ -283,7 +283,7 @@ impl Engine {
     fn place(&mut self, text: &Text) -> Result<Option<(Sequence, Option<Miss>)>> {
         let most = text.most();
         let stretch = self.exec.stretch(most);
-        let found = self.prefixes.find(&self.exec, &text.ids, text.adapter, stretch);
+        let found = self.prefixes.find(&self.exec, text.reusable(), text.adapter, stretch);
         let cut = found.hit.map_or(0, |(_, cut)| cut);
         let (need, spare) = (text.ids.len(), self.rows.len());
         let fits = |exec: &Executor| exec.pools().has_room(cut, need, spare);
@@ -366,8 +366,14 @@ impl Engine {
     }
 
     fn share(&mut self) {
+        let scoring = self.rows.iter().filter(|row| row.is_scoring()).count();
+        let others = self.rows.iter().filter(|row| !row.is_scoring());
+        let others: usize = others.map(|row| 1 + row.drafts.len()).sum();
+        let left = self.exec.most_results().saturating_sub(others);
+        // One a row always fits.
+        let most = (left / scoring.max(1)).max(1);
         self.wants.clear();
-        self.wants.extend(self.rows.iter().map(|row| row.want(&self.exec)));
+        self.wants.extend(self.rows.iter().map(|row| row.want(&self.exec, most)));
         let chunk = self.exec.room().chunk;
         schedule::share(&self.wants, self.budget, chunk, &mut self.shares);
         self.rows.iter_mut().zip(&self.shares).for_each(|(row, share)| row.share = *share);
@@ -435,8 +441,7 @@ impl Engine {
             let (before, prompt) = (row.text.ids.len(), row.text.prompt);
             let read = row.seq.past.min(prompt) - (row.seq.past - row.share).min(prompt);
             let drafts = row.drafts.len();
-            let results = if row.seq.past == before + drafts { 1 + drafts } else { 0 };
-            let mut own = logits.by_ref().take(results);
+            let mut own = logits.by_ref().take(row.results);
             let right = row.settle(&mut own, events);
             // Those of wrong drafts are not the next row's.
             own.for_each(drop);

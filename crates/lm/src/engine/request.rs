@@ -12,7 +12,7 @@ use crate::sample::{Choice, SamplingParams};
 pub struct Request {
     /// At least one token.
     pub prompt: Vec<u32>,
-    /// How many tokens to generate at most; at least one.
+    /// How many tokens to generate at most; at least one, unless the prompt is scored.
     pub max_tokens: usize,
     /// How to choose them.
     pub params: SamplingParams,
@@ -29,6 +29,19 @@ pub struct Request {
     pub mask: Option<Mask>,
     /// The slot of the adapter that it is read with; 0 for none.
     pub adapter: usize,
+    /// Log-probabilities of the prompt's own tokens, if they are wanted. The tokens before them can be those of a kept
+    /// beginning; these are read, whatever is kept.
+    pub score: Option<Score>,
+}
+
+/// Which tokens of a prompt are scored, each by the logits behind all that stand before it. Bias, penalties and masks are
+/// for what is chosen: they don't touch these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Score {
+    /// The first of them, at least 1: nothing stands before token 0. The last is the prompt's.
+    pub from: usize,
+    /// How many of the likeliest tokens are told of each.
+    pub top: usize,
 }
 
 impl Request {
@@ -44,6 +57,7 @@ impl Request {
             boundary_ids: Arc::from([]),
             mask: None,
             adapter: 0,
+            score: None,
         }
     }
 
@@ -57,8 +71,17 @@ impl Request {
         if prompt == 0 {
             return Err(Error::usage("the prompt has no tokens").hint("give it some text"));
         }
-        if max == 0 {
+        if max == 0 && self.score.is_none() {
             return Err(Error::usage("0 tokens were asked for").at("max_tokens"));
+        }
+        if let Some(Score { from, .. }) = self.score
+            && !(1..=prompt).contains(&from)
+        {
+            let what =
+                format!("token {from} of a prompt of {prompt} can't be the first one scored");
+            return Err(Error::usage(what)
+                .at("score")
+                .hint("1 is the first that has any before it"));
         }
         if prompt.saturating_add(max) > context {
             let what = format!(
@@ -165,6 +188,13 @@ pub enum Event {
         /// Tokens of the prompt.
         total: usize,
     },
+    /// Tokens of the prompt were scored, as [`Score`] asks. They come in order and all before the first that is chosen.
+    Scored {
+        /// Which row.
+        row: RowId,
+        /// The next tokens of the prompt, with their log-probabilities.
+        scores: Vec<Choice>,
+    },
     /// A token was chosen.
     Token {
         /// Which row.
@@ -194,6 +224,7 @@ impl Event {
         match self {
             Self::Started { row, .. }
             | Self::Progress { row, .. }
+            | Self::Scored { row, .. }
             | Self::Token { row, .. }
             | Self::Finished { row, .. }
             | Self::Failed { row, .. } => *row,

@@ -19,6 +19,8 @@ pub(super) struct Row {
     /// How much it had read before the step, and how many tokens of other rows stand in the step before its own.
     pub(super) from: usize,
     pub(super) before: usize,
+    /// Results that it has in this step.
+    pub(super) results: usize,
     /// What it may say next; read behind its last token.
     pub(super) drafts: Vec<u32>,
     /// Its last token and its drafts, one behind the other.
@@ -43,6 +45,7 @@ impl Row {
             share: 0,
             from: 0,
             before: 0,
+            results: 0,
             drafts: Vec::new(),
             reading: Vec::new(),
             end: None,
@@ -56,10 +59,26 @@ impl Row {
         self.text.ids.len() - self.seq.past
     }
 
-    /// What it can read now: nothing beyond the next length at which it is kept.
-    pub(super) fn want(&self, exec: &Executor) -> Want {
+    /// The next token that it reads is one behind which the prompt goes on with a token that is to be scored.
+    pub(super) fn is_scoring(&self) -> bool {
+        self.text.unscored().is_some_and(|next| next == self.seq.past + 1)
+    }
+
+    /// What it can read now: nothing beyond the next length at which it is kept, and no more than `most` tokens that have
+    /// a result each.
+    pub(super) fn want(&self, exec: &Executor, most: usize) -> Want {
+        let past = self.seq.past;
         let stop = self.next_stop(exec).unwrap_or(usize::MAX);
-        let tokens = self.waiting().min(stop - self.seq.past);
+        let mut tokens = self.waiting().min(stop - past);
+        match self.text.unscored() {
+            Some(_) if self.is_scoring() => {
+                // Where nothing is to be chosen, nobody asks what comes behind the last token.
+                let end = self.text.prompt - usize::from(self.text.left == 0);
+                tokens = tokens.min(most).min(end - past);
+            }
+            Some(next) => tokens = tokens.min(next - 1 - past),
+            None => {}
+        }
         Want { tokens, drafts: self.drafts.len(), weight: self.text.priority.weight() }
     }
 
@@ -71,7 +90,12 @@ impl Row {
             self.drafts.clear();
         }
         if self.drafts.is_empty() {
-            let wanted = if last { Wanted::Last } else { Wanted::None };
+            let (wanted, results) = match last {
+                _ if self.is_scoring() => (Wanted::All, self.share),
+                true => (Wanted::Last, 1),
+                false => (Wanted::None, 0),
+            };
+            self.results = results;
             let ids = &self.text.ids[past..][..self.share];
             return Span { seq: &mut self.seq, ids, wanted, drafts: 0 };
         }
@@ -79,6 +103,7 @@ impl Row {
         self.reading.extend(&self.text.ids[past..]);
         self.reading.extend(&self.drafts);
         let drafts = self.drafts.len();
+        self.results = 1 + drafts;
         Span { seq: &mut self.seq, ids: &self.reading, wanted: Wanted::All, drafts }
     }
 
@@ -160,20 +185,45 @@ impl Row {
         self.text
     }
 
-    /// After a step in which it has read its share: tells of it, and chooses a token by each of `logits`, the first of
-    /// which belong to its own last token and the others to its drafts, as long as the drafts are what it chooses. Gives
-    /// how many of them were.
+    /// Scores what it has read of the prompt by as many of `logits` as there are tokens to be scored.
+    fn score<'l>(
+        &mut self,
+        logits: &mut impl Iterator<Item = &'l mut [f32]>,
+        events: &mut Vec<Event>,
+    ) {
+        let Some(next) = self.text.unscored().filter(|next| *next == self.from + 1) else { return };
+        let count = (self.seq.past + 1).min(self.text.prompt) - next;
+        let scores = logits.take(count).map(|logits| self.text.score(logits));
+        match scores.collect::<Result<Option<Vec<_>>>>() {
+            Ok(scores) => {
+                let (row, scores) = (self.text.id, scores.unwrap_or_default());
+                events.push(Event::Scored { row, scores });
+            }
+            Err(error) => self.end = Some(End::Failed(error)),
+        }
+    }
+
+    /// After a step in which it has read its share: tells of it, scores what is to be scored, and chooses a token by
+    /// each of the other `logits`, the first of which belong to its own last token and the others to its drafts, as long
+    /// as the drafts are what it chooses. Gives how many of them were.
     pub(super) fn settle<'l>(
         &mut self,
-        logits: impl Iterator<Item = &'l mut [f32]>,
+        mut logits: impl Iterator<Item = &'l mut [f32]>,
         events: &mut Vec<Event>,
     ) -> usize {
         if self.seq.past <= self.text.prompt && self.text.prompt > 1 {
             let (row, done, total) = (self.text.id, self.seq.past, self.text.prompt);
             events.push(Event::Progress { row, done, total });
         }
+        self.score(&mut logits, events);
+        if self.text.left == 0 && self.text.unscored().is_none() && self.end.is_none() {
+            self.end = Some(End::Finished(FinishReason::Length));
+        }
         let mut right = 0;
         for logits in logits {
+            if self.end.is_some() {
+                break;
+            }
             self.end = match self.text.choose(logits, events) {
                 Ok(reason) => reason.map(End::Finished),
                 Err(error) => Some(End::Failed(error)),

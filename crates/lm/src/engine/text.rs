@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::request::{Event, FinishReason, Mask, Priority, Request, RowId};
+use super::request::{Event, FinishReason, Mask, Priority, Request, RowId, Score};
 use crate::draft::{Ask, Chooser};
 use crate::error::Result;
-use crate::sample::{History, Sampler};
+use crate::sample::{Choice, History, Sampler};
 
 pub(super) struct Text {
     pub(super) id: RowId,
@@ -21,6 +21,8 @@ pub(super) struct Text {
     pub(super) stops: Vec<usize>,
     /// It has had a place before and lost it: its start was told.
     pub(super) preempted: bool,
+    /// The token of the prompt that is scored next, and what is told of it.
+    score: Option<Score>,
     sampler: Sampler,
     history: History,
     stop_ids: Arc<[u32]>,
@@ -49,6 +51,7 @@ impl Text {
             left: request.max_tokens,
             stops,
             preempted: false,
+            score: request.score,
             sampler,
             history,
             stop_ids: request.stop_ids,
@@ -60,6 +63,28 @@ impl Text {
     /// The most tokens it may come to.
     pub(super) fn most(&self) -> usize {
         self.ids.len() + self.left
+    }
+
+    /// The next token of the prompt that has to be scored.
+    pub(super) fn unscored(&self) -> Option<usize> {
+        self.score.map(|score| score.from).filter(|next| *next < self.prompt)
+    }
+
+    /// What a kept beginning can stand for: what has to be scored is read.
+    pub(super) fn reusable(&self) -> &[u32] {
+        &self.ids[..self.unscored().unwrap_or(self.ids.len())]
+    }
+
+    /// Scores the next token of the prompt.
+    ///
+    /// # Errors
+    /// Logits are broken.
+    pub(super) fn score(&mut self, logits: &[f32]) -> Result<Option<Choice>> {
+        let (Some(next), Some(score)) = (self.unscored(), &mut self.score) else { return Ok(None) };
+        let told = self.sampler.score(logits, self.ids[next], score.top);
+        let told = told.map_err(|e| e.at(format!("position {next}")))?;
+        score.from += 1;
+        Ok(Some(told))
     }
 
     /// The next length at which it is kept, after `past`.

@@ -117,6 +117,25 @@ impl Sampler {
         Ok(choice)
     }
 
+    /// What is said of the token `id` that stands where `logits` belong: its log-probability, and the `count`
+    /// likeliest. The logits are taken as they are.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample); [`Kind::Bug`] if `id` is outside of the vocabulary.
+    pub fn score(&mut self, logits: &[f32], id: u32, count: usize) -> Result<Choice> {
+        let known = usize::try_from(id).is_ok_and(|id| id < logits.len());
+        if logits.len() != self.vocab || !known {
+            let (got, want) = (logits.len(), self.vocab);
+            let what = format!("{got} logits for token {id} of {want} ids");
+            return Err(Error::new(Kind::Bug, what));
+        }
+        let best = select::scan(logits, &mut self.blocks).ok_or_else(|| broken(logits))?;
+        let total = self.mass.sum(logits, best.value, 1.0);
+        let mut choice = Choice { id, logprob: None, top: Vec::new() };
+        self.report(logits, best.value, total, count, &mut choice);
+        Ok(choice)
+    }
+
     /// Whether the mass of the whole vocabulary matters.
     fn needs_total(&self) -> bool {
         self.params.logprobs.is_some() || (self.params.temperature > 0.0 && self.cuts_mass())

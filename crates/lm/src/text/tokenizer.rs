@@ -179,6 +179,23 @@ impl Tokenizer {
         text
     }
 
+    /// How many characters of [`decode`](Self::decode), special tokens included, stand before each of `ids`. A token that
+    /// goes on with a code point begins where that begins.
+    pub fn offsets(&self, ids: &[u32]) -> Vec<usize> {
+        let (mut stream, mut text) = (Utf8Stream::default(), String::new());
+        let (mut at_start, mut characters) = (self.drops_first_space, 0);
+        let mut offset = |&id: &u32| {
+            let before = characters;
+            if let Some(bytes) = self.text_bytes(id, false, &mut at_start) {
+                text.clear();
+                stream.push(bytes, &mut text);
+                characters += text.chars().count();
+            }
+            before
+        };
+        ids.iter().map(&mut offset).collect()
+    }
+
     /// The bytes that `id` adds to a text; `at_start` is true until the first byte went by.
     pub(super) fn text_bytes(
         &self,
@@ -214,6 +231,11 @@ impl Tokenizer {
     /// One past the largest id; some ids below it may have no token.
     pub fn vocab_size(&self) -> usize {
         self.table.len()
+    }
+
+    /// The tokens that go before a text, in most cases one or none.
+    pub fn prefix(&self) -> &[u32] {
+        &self.frame.prefix
     }
 
     /// The beginning-of-text token.

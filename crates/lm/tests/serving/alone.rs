@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use longrun_lm::cache::Room;
-use longrun_lm::engine::{Engine, Priority, Request, RowId, Stats};
+use longrun_lm::engine::{Engine, Priority, Request, RowId, Score, Stats};
 use longrun_lm::sample::SamplingParams;
 
 use crate::answers::{Answer, CONTEXT, Random, answer, engine};
@@ -48,8 +48,14 @@ fn request(random: &mut Random, headers: &[Vec<u32>], texts: &[Vec<u32>]) -> Req
     let priority = [Priority::Low, Priority::Normal, Priority::High][random.below(3) as usize];
     let boundaries = vec![prompt.len() / 2, prompt.len() * 3 / 4];
     let most = [5, 40, 100][random.below(3) as usize];
-    let max_tokens = 1 + random.below(most) as usize;
-    Request { params, priority, boundaries, ..Request::new(prompt, max_tokens) }
+    let mut max_tokens = 1 + random.below(most) as usize;
+    let mut score = None;
+    if random.below(4) == 0 {
+        let from = 1 + random.below(prompt.len() as u64) as usize;
+        score = Some(Score { from, top: random.below(3) as usize });
+        max_tokens *= random.below(2) as usize;
+    }
+    Request { params, priority, boundaries, score, ..Request::new(prompt, max_tokens) }
 }
 
 /// Requests that join, leave and are cancelled at random, in memory that is too small for them: every answer is that of
@@ -87,6 +93,8 @@ fn answers_are_those_of_each_alone(family: &str, mut busy: Engine, operations: u
             open.get_mut(&row).expect("no event after the last").1.take(&event);
             if event.is_last() {
                 let (request, busy) = open.remove(&row).unwrap();
+                let wanted = request.score.map_or(&[][..], |score| &request.prompt[score.from..]);
+                assert!(busy.scores.iter().map(|(id, _)| id).eq(wanted), "{family}: {request:?}");
                 let mut text = request.prompt.clone();
                 let alone = answer(&mut alone, request);
                 assert_eq!(busy.said(), alone.said(), "{family}: {row:?} after {answered}");

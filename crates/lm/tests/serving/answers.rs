@@ -44,11 +44,19 @@ impl Random {
 /// The bits of a token's log-probability, and the best tokens with those of theirs.
 type Bits = (Option<u32>, Vec<(u32, u32)>);
 
-/// What came of a request: its tokens with the bits of what was said about them, and its end.
+type Said<'a> = (&'a [u32], &'a [Bits], &'a [(u32, Bits)], Option<FinishReason>);
+
+fn bits(choice: &Choice) -> Bits {
+    let top = choice.top.iter().map(|(id, p)| (*id, p.to_bits())).collect();
+    (choice.logprob.map(f32::to_bits), top)
+}
+
+/// What came of a request: its tokens with the bits of what was said about them and about the prompt, and its end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) ids: Vec<u32>,
     pub(crate) bits: Vec<Bits>,
+    pub(crate) scores: Vec<(u32, Bits)>,
     pub(crate) end: Option<FinishReason>,
     pub(crate) cached: usize,
     pub(crate) miss: Option<Miss>,
@@ -58,10 +66,13 @@ impl Answer {
     pub(crate) fn take(&mut self, event: &Event) {
         match event {
             Event::Started { cached, miss, .. } => (self.cached, self.miss) = (*cached, *miss),
-            Event::Token { choice: Choice { id, logprob, top }, .. } => {
-                self.ids.push(*id);
-                let top = top.iter().map(|(id, p)| (*id, p.to_bits())).collect();
-                self.bits.push((logprob.map(f32::to_bits), top));
+            Event::Scored { scores, .. } => {
+                assert!(self.ids.is_empty(), "what was read is told before what is chosen");
+                self.scores.extend(scores.iter().map(|score| (score.id, bits(score))));
+            }
+            Event::Token { choice, .. } => {
+                self.ids.push(choice.id);
+                self.bits.push(bits(choice));
             }
             Event::Finished { reason, .. } => self.end = Some(*reason),
             Event::Failed { error, .. } => panic!("{error}"),
@@ -70,8 +81,8 @@ impl Answer {
     }
 
     /// What neighbours and memory must not change.
-    pub(crate) fn said(&self) -> (&[u32], &[Bits], Option<FinishReason>) {
-        (&self.ids, &self.bits, self.end)
+    pub(crate) fn said(&self) -> Said<'_> {
+        (&self.ids, &self.bits, &self.scores, self.end)
     }
 }
 

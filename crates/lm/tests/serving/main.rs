@@ -13,4 +13,5 @@ mod faults;
 mod faulty;
 mod heads;
 mod queue;
+mod scores;
 mod speculation;

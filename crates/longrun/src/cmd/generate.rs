@@ -213,7 +213,9 @@ fn complete(
                 Event::Finished { reason: FinishReason::Stop, .. } => {
                     outcome.finish_reason = "stop"
                 }
-                Event::Finished { reason: FinishReason::Length, .. } | Event::Started { .. } => {}
+                Event::Finished { reason: FinishReason::Length, .. }
+                | Event::Started { .. }
+                | Event::Scored { .. } => {}
                 Event::Failed { error, .. } => return Err(error),
             }
         }

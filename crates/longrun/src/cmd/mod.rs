@@ -6,5 +6,6 @@ pub(crate) mod check;
 pub(crate) mod convert;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod perplexity;
 pub(crate) mod shipped;
 pub(crate) mod soak;

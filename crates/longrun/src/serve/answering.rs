@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longrun_lm::answer::{Delta, Ended, Format, LoopDetector, Outcome, Parser, ToolSchema};
-use longrun_lm::engine::{Event, FinishReason, Mask, Priority, Request, RowId};
+use longrun_lm::engine::{Event, FinishReason, Mask, Priority, Request, RowId, Score};
 use longrun_lm::prefix::Miss;
 use longrun_lm::sample::{Choice, SamplingParams};
 use longrun_lm::text::CompletionText;
@@ -36,6 +36,8 @@ pub(crate) struct Ask {
     pub(crate) priority: Priority,
     /// Texts are not ended by the model's own ids.
     pub(crate) ignore_eos: bool,
+    /// The prompt's own tokens are scored, too.
+    pub(crate) score: Option<Score>,
 }
 
 /// How the text of a choice is understood.
@@ -72,6 +74,8 @@ pub(crate) enum Piece {
     Started { cached: usize, miss: Option<Miss> },
     /// More of the prompt was read.
     Progress { done: usize, total: usize },
+    /// The next tokens of the prompt were scored: all that are asked for, before any choice has a token or an end.
+    Scored(Vec<Choice>),
     /// A choice has one more token.
     Token { choice: usize, token: Token },
     /// A choice is done.
@@ -119,7 +123,7 @@ pub(crate) fn start(served: &Arc<Served>, ask: Ask, ticket: Ticket) -> ApiResult
     let (out, pieces) = mpsc::unbounded_channel();
     let (events_in, events) = mpsc::unbounded_channel();
     let mut rows = Rows { served: Arc::clone(served), events: events_in, live: Vec::new() };
-    if ask.max_tokens != Some(0) {
+    if request.max_tokens > 0 || request.score.is_some() {
         rows.submit(0, request.clone())?;
     }
     let job = Job {
@@ -139,7 +143,9 @@ fn request(served: &Served, ask: &Ask) -> ApiResult<Request> {
     let (prompt, context) = (ask.prompt.len(), served.context);
     let room = context.saturating_sub(prompt);
     let max_tokens = ask.max_tokens.unwrap_or(room);
-    if room == 0 || max_tokens > room {
+    // A prompt may be tried without a token of an answer, or scored without one.
+    let scored = ask.score.is_some() && ask.max_tokens == Some(0) && prompt <= context;
+    if (room == 0 && !scored) || max_tokens > room {
         return Err(ApiError::too_long(prompt, ask.max_tokens, context));
     }
     let stop_ids = if ask.ignore_eos { Arc::from([]) } else { Arc::clone(&served.source.eos) };
@@ -153,10 +159,10 @@ fn request(served: &Served, ask: &Ask) -> ApiResult<Request> {
         boundaries: ask.boundaries.clone(),
         boundary_ids,
         mask: ask.mask.clone(),
+        score: ask.score,
         ..Request::new(ask.prompt.clone(), max_tokens)
     };
-    // A prompt may be tried without a token of an answer.
-    let least = Request { max_tokens: max_tokens.max(1), ..request };
+    let least = Request { max_tokens: max_tokens.max(usize::from(!scored)), ..request };
     least.validate(context, served.vocab)?;
     Ok(Request { max_tokens, ..least })
 }
@@ -211,7 +217,7 @@ impl Job {
         let limit = self.rows.served.timeout;
         let late = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(1 << 30)));
         tokio::pin!(late);
-        if self.request.max_tokens == 0 {
+        if self.request.max_tokens == 0 && self.request.score.is_none() {
             for choice in 0..self.choices.len() {
                 let (deltas, finish) = self.choices[choice].finish(FinishReason::Length, None);
                 let _ = self.out.send(Piece::Ended { choice, deltas, finish, cause: None });
@@ -266,11 +272,12 @@ impl Job {
                 Piece::Started { cached, miss }
             }
             Event::Progress { done, total, .. } if choice == 0 => Piece::Progress { done, total },
-            Event::Started { .. } | Event::Progress { .. } => return Ok(()),
+            Event::Scored { scores, .. } if choice == 0 => Piece::Scored(scores),
+            Event::Started { .. } | Event::Progress { .. } | Event::Scored { .. } => return Ok(()),
             Event::Token { choice: chosen, .. } => return self.token(choice, chosen),
             Event::Finished { reason, .. } => {
                 self.rows.end(choice, false);
-                return self.end(choice, reason, None);
+                return self.finished(choice, reason);
             }
             Event::Failed { error, .. } => return Err(error.into()),
         };
@@ -286,7 +293,7 @@ impl Job {
             self.timings.first_token = self.came.elapsed().as_secs_f64();
             // The others find the prompt read.
             for other in 1..self.choices.len() {
-                let mut request = self.request.clone();
+                let mut request = Request { score: None, ..self.request.clone() };
                 request.params.seed =
                     request.params.seed.map(|seed| seed.wrapping_add(other as u64));
                 self.rows.submit(other, request)?;
@@ -301,6 +308,15 @@ impl Job {
             }
             None => Ok(()),
         }
+    }
+
+    fn finished(&mut self, choice: usize, reason: FinishReason) -> ApiResult<()> {
+        if self.request.max_tokens > 0 {
+            return self.end(choice, reason, None);
+        }
+        // One row has read the prompt for all choices.
+        self.timings.first_token = self.came.elapsed().as_secs_f64();
+        (0..self.choices.len()).try_for_each(|choice| self.end(choice, reason, None))
     }
 
     fn end(&mut self, choice: usize, reason: FinishReason, cause: Option<Cause>) -> ApiResult<()> {

@@ -17,6 +17,9 @@ use super::models::Spec;
 use crate::args::ServeArgs;
 use crate::{model, show};
 
+/// Tokens of prompts that a step can score at least, however few rows there are.
+const SCORED: usize = 16;
+
 /// A model on a thread of its own.
 pub(crate) enum Work {
     Engine(Service),
@@ -47,7 +50,8 @@ pub(crate) fn setup(
         }
         None => {
             let mtp = model::by_own_head(&args.draft);
-            Ok(Setup { kv, mtp, adapters: adapters.room(), ..Setup::new(room) })
+            let (adapters, results) = (adapters.room(), SCORED);
+            Ok(Setup { kv, mtp, adapters, results, ..Setup::new(room) })
         }
     }
 }

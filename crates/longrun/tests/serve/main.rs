@@ -4,6 +4,7 @@ mod adapters;
 mod cases;
 mod chat;
 mod document;
+mod echo;
 mod embeddings;
 mod examples;
 mod faults;

@@ -191,7 +191,10 @@ impl Load {
                         self.ready.push(who);
                     }
                 }
-                Event::Started { .. } | Event::Progress { .. } | Event::Failed { .. } => {}
+                Event::Started { .. }
+                | Event::Progress { .. }
+                | Event::Scored { .. }
+                | Event::Failed { .. } => {}
             }
         }
     }

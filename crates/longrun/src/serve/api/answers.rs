@@ -164,10 +164,17 @@ fn chat_choice() -> Value {
 }
 
 fn completions_choice() -> Value {
+    // Nothing stands before the first token of an echo.
+    let lists = object(json!({
+        "tokens": list(text()),
+        "token_logprobs": list(json!({"type": ["number", "null"]})),
+        "top_logprobs": list(json!({"type": ["object", "null"]})),
+        "text_offset": list(count()),
+    }));
     object(json!({
         "index": count(),
         "text": text(),
-        "logprobs": {"type": ["object", "null"]},
+        "logprobs": {"anyOf": [lists, {"type": "null"}]},
         "finish_reason": {"enum": ["stop", "length"]},
     }))
 }

@@ -71,6 +71,7 @@ pub(crate) async fn chat(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<
         mask,
         priority: common.priority,
         ignore_eos: common.ignore_eos,
+        score: None,
     };
     let pieces = answering::start(&served, ask, ticket)?;
     let answer = Answer::new(served, pieces, logprobs, choices);
@@ -178,7 +179,10 @@ impl Answer {
                     choice.finish = Some((finish, cause));
                 }
                 Piece::Failed(error) => return Err(error),
-                Piece::Started { .. } | Piece::Progress { .. } | Piece::Done { .. } => {}
+                Piece::Started { .. }
+                | Piece::Progress { .. }
+                | Piece::Scored(_)
+                | Piece::Done { .. } => {}
             }
         }
         let choices = std::mem::take(&mut self.choices).into_iter().enumerate();
@@ -224,7 +228,10 @@ impl Answer {
                     out.data(&error.body());
                     return;
                 }
-                Piece::Started { .. } | Piece::Progress { .. } | Piece::Done { .. } => true,
+                Piece::Started { .. }
+                | Piece::Progress { .. }
+                | Piece::Scored(_)
+                | Piece::Done { .. } => true,
             };
             if !goes_on {
                 return;

@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use longrun_lm::answer::Delta;
-use longrun_lm::engine::Mask;
+use longrun_lm::engine::{Mask, Score};
 use serde_json::{Value, json};
 
 use super::super::answering::{self, Ask, Cause, Finish, Piece, Pieces, Reading};
@@ -22,6 +22,7 @@ use super::super::served::Served;
 use super::super::sse;
 use super::super::tasks::background;
 use super::chat::finish_reason;
+use super::echo::{self, Echo};
 use super::logprobs::Lists;
 use super::{Common, Tally, alternatives, new_id, now, progress_object, stop_reason, with_ignored};
 
@@ -38,25 +39,24 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Api
     let echo = fields.bool("echo")?.unwrap_or(false);
     let top = fields.count("logprobs")?;
     common.params.logprobs = top.map(|top| alternatives("logprobs", top)).transpose()?;
-    if echo && top.is_some() {
-        let what = "log-probabilities of the prompt are not computed; ask without echo";
-        return Err(ApiError::field("logprobs", what));
-    }
+    let score = top.filter(|_| echo);
+    let choices = common.choices;
     let ignored = fields.finish(app.strict)?;
     let form = Form { answer: common.format.take(), ..Form::default() };
     let (served, prompts, mask) = background(move || {
         // All prompts are known to be right before the first one is read.
-        let ids = prompts.into_iter().map(|prompt| prompt.ids(&served));
-        let ids = ids.collect::<ApiResult<Vec<(Vec<u32>, String)>>>()?;
+        let read = prompts.into_iter().map(|prompt| prompt.read(&served, echo, score));
+        let read = read.collect::<ApiResult<Vec<Read>>>()?;
+        if let Some(top) = score {
+            echo::check(read.iter().map(|read| read.ids.len()).sum(), choices, top)?;
+        }
         let mask = form.answer(&served)?;
-        Ok((served, ids, mask))
+        Ok((served, read, mask))
     })
     .await?;
     let mut answers = Vec::with_capacity(prompts.len());
-    for (i, (ids, text)) in prompts.into_iter().enumerate() {
-        let before = if echo { text } else { String::new() };
-        let first = i * common.choices;
-        answers.push(Answer::start(&app, &served, &common, ids, mask.clone(), before, first)?);
+    for (i, read) in prompts.into_iter().enumerate() {
+        answers.push(Answer::start(&app, &served, &common, read, mask.clone(), i * choices)?);
     }
     let head = Head { id: new_id("cmpl-"), created: now(), served };
     let response = if common.stream {
@@ -72,9 +72,16 @@ enum Prompt {
     Ids(Vec<u32>),
 }
 
+/// A prompt as the engine reads it, and what its choices begin with: a text, or one whose tokens are scored.
+struct Read {
+    ids: Vec<u32>,
+    before: String,
+    scored: Option<(Echo, Score)>,
+}
+
 impl Prompt {
-    /// Its ids and its text.
-    fn ids(self, served: &Served) -> ApiResult<(Vec<u32>, String)> {
+    fn read(self, served: &Served, echo: bool, score: Option<usize>) -> ApiResult<Read> {
+        let written = matches!(self, Self::Text(_));
         let (ids, text) = match self {
             Self::Text(text) if text.is_empty() => (Vec::new(), text),
             Self::Text(text) => (encode(served, &text, true)?, text),
@@ -86,7 +93,13 @@ impl Prompt {
         if ids.is_empty() {
             return Err(ApiError::field("prompt", "it has no tokens"));
         }
-        Ok((ids, text))
+        Ok(match score {
+            Some(top) => {
+                let echo = Echo::new(served, &ids, text, written)?;
+                Read { ids, before: String::new(), scored: Some((echo, Echo::score(top))) }
+            }
+            None => Read { ids, before: if echo { text } else { String::new() }, scored: None },
+        })
     }
 }
 
@@ -154,6 +167,8 @@ struct Answer {
     served: Arc<Served>,
     pieces: Pieces,
     logprobs: bool,
+    /// The prompt, until all of it is scored.
+    echo: Option<Echo>,
     choices: Vec<Choice>,
     /// How much of the prompt was read, and all of it, if that is new.
     progress: Option<(usize, usize)>,
@@ -167,11 +182,12 @@ impl Answer {
         app: &App,
         served: &Arc<Served>,
         common: &Common,
-        ids: Vec<u32>,
+        read: Read,
         mask: Option<Mask>,
-        before: String,
         first: usize,
     ) -> ApiResult<Self> {
+        let Read { ids, before, scored } = read;
+        let (echo, score) = scored.unzip();
         let tally = Tally::new(ids.len());
         let characters = before.chars().count();
         let choice = || Choice { text: before.clone(), characters, ..Choice::default() };
@@ -189,16 +205,32 @@ impl Answer {
             mask,
             priority: common.priority,
             ignore_eos: common.ignore_eos,
+            score,
         };
         let pieces = answering::start(served, ask, app.admission.enter()?)?;
         let (served, progress) = (Arc::clone(served), None);
-        Ok(Self { served, pieces, logprobs, choices, progress, first, tally })
+        Ok(Self { served, pieces, logprobs, echo, choices, progress, first, tally })
+    }
+
+    /// Gives the scored prompt to all choices, which have nothing else yet.
+    fn say_echo(&mut self) {
+        let Some(mut echo) = self.echo.take() else { return };
+        echo.begin(&self.served);
+        let characters = echo.text.chars().count();
+        for choice in &mut self.choices {
+            choice.text.clone_from(&echo.text);
+            choice.lists = echo.lists.clone();
+            choice.characters = characters;
+        }
     }
 
     /// The next choice that has something new.
     async fn next(&mut self) -> ApiResult<Option<usize>> {
         while let Some(piece) = self.pieces.next().await {
             self.tally.take(&piece);
+            if matches!(piece, Piece::Token { .. } | Piece::Ended { .. }) {
+                self.say_echo();
+            }
             let (i, deltas) = match piece {
                 Piece::Token { choice, token } => {
                     let of = &mut self.choices[choice];
@@ -214,6 +246,10 @@ impl Answer {
                 Piece::Progress { done, total } => {
                     self.progress = Some((done, total));
                     return Ok(Some(0));
+                }
+                Piece::Scored(scores) => {
+                    self.echo.iter_mut().for_each(|echo| echo.push(&self.served, &scores));
+                    continue;
                 }
                 Piece::Failed(error) => return Err(error),
                 Piece::Started { .. } | Piece::Done { .. } => continue,

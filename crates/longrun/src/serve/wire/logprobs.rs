@@ -35,7 +35,7 @@ pub(super) fn entry(served: &Served, chosen: &Choice) -> Value {
 }
 
 /// The lists of the older endpoint.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Lists {
     tokens: Vec<Value>,
     logprobs: Vec<Value>,
@@ -48,9 +48,23 @@ impl Lists {
     pub(super) fn push(&mut self, served: &Served, chosen: &Choice, offset: usize) {
         self.tokens.push(text(served, chosen.id).into());
         self.logprobs.push(chosen.logprob.map(finite).into());
-        let top = chosen.top.iter().map(|&(id, l)| (text(served, id), finite(l).into()));
-        self.top.push(top.collect::<Map<_, _>>().into());
+        // The token itself is among them, likely or not. Of several with one text it is the likeliest that counts.
+        let own = chosen.logprob.map(|logprob| (chosen.id, logprob));
+        let own = own.filter(|_| !chosen.top.is_empty());
+        let mut top = Map::new();
+        for (id, logprob) in chosen.top.iter().copied().chain(own) {
+            top.entry(text(served, id)).or_insert_with(|| finite(logprob).into());
+        }
+        self.top.push(top.into());
         self.offsets.push(offset.into());
+    }
+
+    /// The first token of a prompt: nothing stands before it that could say how likely it is.
+    pub(super) fn push_first(&mut self, served: &Served, id: u32) {
+        self.tokens.push(text(served, id).into());
+        self.logprobs.push(Value::Null);
+        self.top.push(Value::Null);
+        self.offsets.push(0.into());
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -5,6 +5,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+mod echo;
 pub(crate) mod embeddings;
 mod history;
 pub(crate) mod llama;
@@ -158,7 +159,7 @@ impl Tally {
                 self.reasoning += usize::from(token.is_reasoning);
             }
             Piece::Done { timings } => self.timings = *timings,
-            Piece::Progress { .. } | Piece::Ended { .. } | Piece::Failed(_) => {}
+            Piece::Progress { .. } | Piece::Scored(_) | Piece::Ended { .. } | Piece::Failed(_) => {}
         }
     }
 

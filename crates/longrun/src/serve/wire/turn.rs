@@ -123,6 +123,7 @@ impl Turn {
             mask,
             priority: turn.rest.priority,
             ignore_eos: turn.rest.ignore_eos,
+            score: None,
         };
         answering::start(&turn.served, ask, ticket).map_err(|error| turn.named(error))
     }

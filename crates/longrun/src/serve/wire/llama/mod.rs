@@ -150,6 +150,7 @@ impl Answer {
             mask,
             priority: Priority::default(),
             ignore_eos: wish.ignore_eos,
+            score: None,
         };
         let pieces = answering::start(served, ask, app.admission.enter()?)?;
         let texts = std::iter::repeat_with(Text::default).take(wish.choices).collect();
@@ -187,7 +188,7 @@ impl Answer {
                     }
                 }
                 Piece::Failed(error) => return Err(error),
-                Piece::Done { .. } => {}
+                Piece::Scored(_) | Piece::Done { .. } => {}
             }
         }
         Ok(None)

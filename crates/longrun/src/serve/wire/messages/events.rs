@@ -159,6 +159,7 @@ impl Events for Teller {
         match piece {
             Piece::Started { .. } => self.start(&mut out),
             Piece::Progress { .. } => out.push(json!({"type": "ping"})),
+            Piece::Scored(_) => {}
             Piece::Token { token, .. } => {
                 token.deltas.into_iter().for_each(|delta| self.delta(delta, &mut out));
             }

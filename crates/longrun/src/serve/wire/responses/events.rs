@@ -272,7 +272,7 @@ impl Events for Teller {
             }
             Piece::Done { .. } => self.end(&mut out),
             Piece::Failed(error) => self.fail(&error, &mut out),
-            Piece::Started { .. } | Piece::Progress { .. } => {}
+            Piece::Started { .. } | Piece::Progress { .. } | Piece::Scored(_) => {}
         }
         out
     }
