@@ -35,7 +35,7 @@ impl Isa {
     ///
     /// # Safety
     /// The kernel's pointers are as it states.
-    pub(super) unsafe fn run(self, kernel: impl Kernel) {
+    pub(crate) unsafe fn run(self, kernel: impl Kernel) {
         // SAFETY: an `Isa` names an instruction set that the machine has; the rest is the caller's.
         unsafe {
             match self.0 {

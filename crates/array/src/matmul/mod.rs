@@ -31,6 +31,7 @@ mod tests;
 pub use activations::{dequantize_activations, quantize_activations, quantized_row_bytes};
 pub use isa::Isa;
 pub(crate) use isa::Kind;
+pub(crate) use simd::{Kernel, Simd};
 
 use self::codes::{Packed, with_code};
 use self::drive::Job;

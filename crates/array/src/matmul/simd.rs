@@ -8,7 +8,7 @@
 /// # Safety
 /// Of every function: the machine has the instruction set, and pointers are good for the 64 bytes
 /// (or what the function states) that it reads or writes; they need no alignment.
-pub(super) trait Simd: Copy {
+pub(crate) trait Simd: Copy {
     /// 16 integers, or 16 times four bytes.
     type I: Copy;
     /// 16 floats.
@@ -70,7 +70,7 @@ pub(super) trait Simd: Copy {
 }
 
 /// A loop to compile once for each instruction set.
-pub(super) trait Kernel {
+pub(crate) trait Kernel {
     /// Runs it.
     ///
     /// # Safety
