@@ -22,7 +22,7 @@ pub(super) fn with_scratch(f: impl FnOnce(&mut [f32])) {
 }
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// Asks for a line in the second cache.
 #[inline(always)]
@@ -99,13 +99,21 @@ impl Paged {
         self.layout.encode(x, at, unsafe { self.mem.bytes_mut(block, head * len, len) });
     }
 
-    /// Asks for a head of a block, to have it near when it is read.
+    /// A head of a block that will be read next, for a kernel to ask for it while it works. What is decoded before
+    /// kernels work is asked for at once.
     ///
     /// # Safety
     /// Nobody writes this head meanwhile.
-    pub(super) unsafe fn prefetch(&self, block: usize, head: usize) {
+    pub(super) unsafe fn ahead(&self, (block, head): (usize, usize)) -> Option<&[u8]> {
         // SAFETY: promised by the caller.
-        unsafe { self.head(block, head) }.iter().step_by(LINE).for_each(ask);
+        let bytes = unsafe { self.head(block, head) };
+        match self.layout.stored {
+            Stored::F32 | Stored::F16 | Stored::BF16 => Some(bytes),
+            Stored::Q8 | Stored::Q4 => {
+                bytes.iter().step_by(LINE).for_each(ask);
+                None
+            }
+        }
     }
 
     /// # Safety

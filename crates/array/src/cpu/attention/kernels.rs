@@ -10,8 +10,9 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use super::super::lanes::{LANES, fold, tanh};
-use super::super::paged::{Numbers, brain, half};
+use super::super::lanes::LANES;
+use super::super::paged::{LINE, Numbers, brain, half};
+use super::soften::soften;
 use super::tile::Running;
 use crate::inputs::BLOCK;
 use crate::matmul::{Kernel, Simd};
@@ -42,6 +43,8 @@ pub(super) struct Merge<'a, 'q> {
     pub(super) queries: &'a mut [Query<'q>],
     pub(super) k: Numbers<'a>,
     pub(super) v: Numbers<'a>,
+    /// Keys and values to ask for meanwhile, in the same types.
+    pub(super) ahead: [Option<&'a [u8]>; 2],
     pub(super) scale: f32,
     /// 0 for none.
     pub(super) softcap: f32,
@@ -55,7 +58,7 @@ const MOST: usize = SIZES[0];
 impl Kernel for Merge<'_, '_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { mut queries, k, v, scale, softcap } = self;
+        let Self { mut queries, k, v, mut ahead, scale, softcap } = self;
         while !queries.is_empty() {
             let most = queries.len().min(S::TILE_ROWS);
             let size = SIZES.into_iter().find(|size| *size <= most).unwrap_or(1);
@@ -64,37 +67,37 @@ impl Kernel for Merge<'_, '_> {
             if some.iter().all(|query| query.seen.is_empty()) {
                 continue;
             }
+            // Once is enough.
+            let ahead = std::mem::take(&mut ahead);
+            let some = Merge { queries: some, k, v, ahead, scale, softcap };
             // SAFETY: the caller has the instruction set.
             unsafe {
                 match size {
-                    8 => together::<S, 8>(some, k, v, scale, softcap),
-                    4 => together::<S, 4>(some, k, v, scale, softcap),
-                    3 => together::<S, 3>(some, k, v, scale, softcap),
-                    2 => together::<S, 2>(some, k, v, scale, softcap),
-                    _ => together::<S, 1>(some, k, v, scale, softcap),
+                    8 => some.together::<S, 8>(),
+                    4 => some.together::<S, 4>(),
+                    3 => some.together::<S, 3>(),
+                    2 => some.together::<S, 2>(),
+                    _ => some.together::<S, 1>(),
                 }
             }
         }
     }
 }
 
-/// Runs [`Together`] on `R` queries, where there are registers for so many.
-///
-/// # Safety
-/// The machine has the instruction set.
-#[inline(always)]
-unsafe fn together<S: Simd, const R: usize>(
-    queries: &mut [Query<'_>],
-    k: Numbers<'_>,
-    v: Numbers<'_>,
-    scale: f32,
-    softcap: f32,
-) {
-    if R <= S::TILE_ROWS
-        && let Some(queries) = queries.first_chunk_mut::<R>()
-    {
-        // SAFETY: promised by the caller; the kernel has no pointers but those of its slices, which it measures.
-        unsafe { S::run(Together { queries, k, v, scale, softcap }) }
+impl Merge<'_, '_> {
+    /// Runs [`Together`] on `R` queries, where there are registers for so many.
+    ///
+    /// # Safety
+    /// The machine has the instruction set.
+    #[inline(always)]
+    unsafe fn together<S: Simd, const R: usize>(self) {
+        let Self { queries, k, v, ahead, scale, softcap } = self;
+        if R <= S::TILE_ROWS
+            && let Some(queries) = queries.first_chunk_mut::<R>()
+        {
+            // SAFETY: promised by the caller; the kernel has no pointers but those of its slices, which it measures.
+            unsafe { S::run(Together { queries, k, v, ahead, scale, softcap }) }
+        }
     }
 }
 
@@ -103,6 +106,7 @@ struct Together<'a, 'q, const R: usize> {
     queries: &'a mut [Query<'q>; R],
     k: Numbers<'a>,
     v: Numbers<'a>,
+    ahead: [Option<&'a [u8]>; 2],
     scale: f32,
     softcap: f32,
 }
@@ -110,19 +114,20 @@ struct Together<'a, 'q, const R: usize> {
 impl<const R: usize> Kernel for Together<'_, '_, R> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { queries, k, v, scale, softcap } = self;
+        let Self { queries, k, v, ahead: [next_k, next_v], scale, softcap } = self;
         // SAFETY: the caller has the instruction set; lengths are checked where pointers are made.
         unsafe {
             let mut s = match k {
-                Numbers::F32(k) => scores::<S, _, R>(queries, Singles(k)),
-                Numbers::F16(k) => scores::<S, _, R>(queries, Halves::<false>(k)),
-                Numbers::BF16(k) => scores::<S, _, R>(queries, Halves::<true>(k)),
+                Numbers::F32(k) => scores::<S, _, R>(queries, Singles(k), next_k),
+                Numbers::F16(k) => scores::<S, _, R>(queries, Halves::<false>(k), next_k),
+                Numbers::BF16(k) => scores::<S, _, R>(queries, Halves::<true>(k), next_k),
             };
             let keep = soften(queries, &mut s, scale, softcap);
+            let given = Given { keep: &keep, s: &s };
             match v {
-                Numbers::F32(v) => weigh::<S, _, R>(queries, &keep, &s, Singles(v)),
-                Numbers::F16(v) => weigh::<S, _, R>(queries, &keep, &s, Halves::<false>(v)),
-                Numbers::BF16(v) => weigh::<S, _, R>(queries, &keep, &s, Halves::<true>(v)),
+                Numbers::F32(v) => weigh::<S, _, R>(queries, given, Singles(v), next_v),
+                Numbers::F16(v) => weigh::<S, _, R>(queries, given, Halves::<false>(v), next_v),
+                Numbers::BF16(v) => weigh::<S, _, R>(queries, given, Halves::<true>(v), next_v),
             }
         }
     }
@@ -130,7 +135,12 @@ impl<const R: usize> Kernel for Together<'_, '_, R> {
 
 /// The numbers of a head of a block.
 trait Source: Copy {
+    /// Bytes of a number.
+    const BYTES: usize;
+
     fn len(self) -> usize;
+
+    fn start(self) -> *const u8;
 
     /// 16 of them from `at` on.
     ///
@@ -147,6 +157,13 @@ trait Source: Copy {
 struct Singles<'a>(&'a [f32]);
 
 impl Source for Singles<'_> {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    fn start(self) -> *const u8 {
+        self.0.as_ptr().cast()
+    }
+
     #[inline(always)]
     fn len(self) -> usize {
         self.0.len()
@@ -169,6 +186,13 @@ impl Source for Singles<'_> {
 struct Halves<'a, const BRAIN: bool>(&'a [[u8; 2]]);
 
 impl<const BRAIN: bool> Source for Halves<'_, BRAIN> {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    fn start(self) -> *const u8 {
+        self.0.as_ptr().cast()
+    }
+
     #[inline(always)]
     fn len(self) -> usize {
         self.0.len()
@@ -189,6 +213,20 @@ impl<const BRAIN: bool> Source for Halves<'_, BRAIN> {
     }
 }
 
+/// Asks for the line of `ahead` in which lane `c * LANES` of numbers `at` lies, if it is the first in it.
+#[inline(always)]
+fn ask<S: Simd, N: Source>(ahead: *const u8, at: usize, c: usize) {
+    if (c * LANES * N::BYTES).is_multiple_of(LINE) {
+        S::prefetch(ahead.wrapping_add((at + c * LANES) * N::BYTES));
+    }
+}
+
+/// Where to ask for memory: what is here already serves where nothing comes next.
+#[inline(always)]
+fn ahead_of<N: Source>(numbers: N, next: Option<&[u8]>) -> *const u8 {
+    next.map_or(numbers.start(), <[u8]>::as_ptr)
+}
+
 /// `q . k[:, p]` of each query for each position of a block.
 ///
 /// # Safety
@@ -197,127 +235,62 @@ impl<const BRAIN: bool> Source for Halves<'_, BRAIN> {
 unsafe fn scores<S: Simd, K: Source, const R: usize>(
     queries: &[Query<'_>; R],
     k: K,
+    next: Option<&[u8]>,
 ) -> [[f32; BLOCK]; R] {
     let dim = k.len() / BLOCK;
-    let q: [&[f32]; R] = from_fn(|r| &queries[r].q[..dim]);
-    let q = q.map(<[f32]>::as_ptr);
+    let q: [*const f32; R] = from_fn(|r| queries[r].q[..dim].as_ptr());
+    let to = Dots { q, k, ahead: ahead_of(k, next), dim };
     let mut s = [[0.0; BLOCK]; R];
     // SAFETY: the caller has the instruction set; queries and keys have `dim` numbers, measured above.
     unsafe {
         if S::TILE_ROWS >= MOST {
-            dots::<S, K, R, 2>(&mut s, q, k, dim, 0);
+            to.positions::<S, 2>(&mut s, 0);
         } else {
-            dots::<S, K, R, 1>(&mut s, q, k, dim, 0);
-            dots::<S, K, R, 1>(&mut s, q, k, dim, LANES);
+            to.positions::<S, 1>(&mut s, 0);
+            to.positions::<S, 1>(&mut s, LANES);
         }
     }
     s
 }
 
-/// [`scores`] for the `C * LANES` positions from `at` on.
-///
-/// # Safety
-/// The machine has the instruction set, `k` is `[dim, BLOCK]`, and there are `dim` numbers at each of `q`.
-#[inline(always)]
-unsafe fn dots<S: Simd, K: Source, const R: usize, const C: usize>(
-    s: &mut [[f32; BLOCK]; R],
+/// What [`scores`] multiplies.
+struct Dots<K, const R: usize> {
     q: [*const f32; R],
     k: K,
+    ahead: *const u8,
     dim: usize,
-    at: usize,
-) {
-    // SAFETY: promised by the caller.
-    unsafe {
-        let mut sums = [[S::splat_f(0.0); C]; R];
-        for d in 0..dim {
-            let k: [S::F; C] = from_fn(|c| k.load::<S>(d * BLOCK + at + c * LANES));
-            for r in 0..R {
-                let q = S::splat_f(*q[r].add(d));
+}
+
+impl<K: Source, const R: usize> Dots<K, R> {
+    /// The `C * LANES` positions from `at` on.
+    ///
+    /// # Safety
+    /// The machine has the instruction set, `k` is `[dim, BLOCK]`, and there are `dim` numbers at each of `q`.
+    #[inline(always)]
+    unsafe fn positions<S: Simd, const C: usize>(&self, s: &mut [[f32; BLOCK]; R], at: usize) {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let mut sums = [[S::splat_f(0.0); C]; R];
+            for d in 0..self.dim {
+                let place = d * BLOCK + at;
+                let k: [S::F; C] = from_fn(|c| self.k.load::<S>(place + c * LANES));
                 for c in 0..C {
-                    sums[r][c] = S::fma(k[c], q, sums[r][c]);
+                    ask::<S, K>(self.ahead, place, c);
+                }
+                for r in 0..R {
+                    let q = S::splat_f(*self.q[r].add(d));
+                    for c in 0..C {
+                        sums[r][c] = S::fma(k[c], q, sums[r][c]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for c in 0..C {
+                    S::store_f(s[r][at + c * LANES..][..LANES].as_mut_ptr(), sums[r][c]);
                 }
             }
         }
-        for r in 0..R {
-            for c in 0..C {
-                S::store_f(s[r][at + c * LANES..][..LANES].as_mut_ptr(), sums[r][c]);
-            }
-        }
     }
-}
-
-/// Takes in scores, which become weights. What was there before counts the returned part of what it did. A query that
-/// has seen nothing but scores of `-inf` so far sees nothing here, either. The arithmetic is that of [`Running::take`].
-#[inline(always)]
-fn soften<const R: usize>(
-    queries: &mut [Query<'_>; R],
-    s: &mut [[f32; BLOCK]; R],
-    scale: f32,
-    softcap: f32,
-) -> [f32; R] {
-    s.as_flattened_mut().iter_mut().for_each(|s| *s *= scale);
-    if softcap != 0.0 {
-        s.as_flattened_mut().iter_mut().for_each(|s| *s = softcap * tanh(*s / softcap));
-    }
-    let mut keep = [0.0; R];
-    for (r, query) in queries.iter_mut().enumerate() {
-        s[r][..query.seen.start].fill(f32::NEG_INFINITY);
-        s[r][query.seen.end..].fill(f32::NEG_INFINITY);
-        let max = largest(&s[r], query.run.max);
-        if max == f32::NEG_INFINITY {
-            query.seen = 0..0;
-            continue;
-        }
-        s[r].iter_mut().for_each(|s| *s -= max);
-        keep[r] = query.run.max - max;
-        query.run.max = max;
-    }
-    s.as_flattened_mut().iter_mut().for_each(|s| *s = exp_below(*s));
-    keep.iter_mut().for_each(|keep| *keep = exp_below(*keep));
-    for (r, query) in queries.iter_mut().enumerate() {
-        let sum = fold(from_fn(|l| s[r][l] + s[r][l + LANES]));
-        if query.run.max > f32::NEG_INFINITY {
-            query.run.sum = query.run.sum * keep[r] + sum;
-        }
-    }
-    keep
-}
-
-/// The largest of `max` and those scores that are numbers.
-#[inline(always)]
-fn largest(s: &[f32; BLOCK], max: f32) -> f32 {
-    let larger = |a: f32, b: f32| if a > b { a } else { b };
-    let (low, high) = s.split_at(LANES);
-    let mut lanes: [f32; LANES] = from_fn(|l| larger(high[l], larger(low[l], max)));
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            lanes[l] = larger(lanes[l], lanes[l + width]);
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
-
-/// [`exp`](super::super::lanes::exp) of what is not above 0, to the bit: `2^n` is then one factor.
-#[inline(always)]
-fn exp_below(x: f32) -> f32 {
-    const LN2_HI: f32 = 0.693_359_4;
-    const LN2_LO: f32 = -2.121_944_4e-4;
-    // What is added to this is rounded to an integer, which the last bits then are.
-    const ROUND: f32 = 12_582_912.0;
-    let y = if x < -87.3 { -87.3 } else { x };
-    let shifted = y * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = (-n).mul_add(LN2_HI, y);
-    let r = (-n).mul_add(LN2_LO, r);
-    let mut p = 1.987_569_1e-4_f32;
-    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
-        p = p.mul_add(r, c);
-    }
-    let e = p.mul_add(r * r, r) + 1.0;
-    let e = e * f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x < -87.3 { 0.0 } else { e }
 }
 
 /// `sums = sums * keep + sum over visible p of s[p] * v[p]` of each query.
@@ -327,11 +300,11 @@ fn exp_below(x: f32) -> f32 {
 #[inline(always)]
 unsafe fn weigh<S: Simd, V: Source, const R: usize>(
     queries: &mut [Query<'_>; R],
-    keep: &[f32; R],
-    s: &[[f32; BLOCK]; R],
+    given: Given<'_, R>,
     v: V,
+    next: Option<&[u8]>,
 ) {
-    let dv = v.len() / BLOCK;
+    let (dv, Given { keep, s }) = (v.len() / BLOCK, given);
     let from = queries.each_ref().map(|query| query.seen.start);
     let to = queries.each_ref().map(|query| query.seen.end);
     let seeing = || queries.iter().map(|q| q.seen.clone()).filter(|seen| !seen.is_empty());
@@ -341,7 +314,8 @@ unsafe fn weigh<S: Simd, V: Source, const R: usize>(
     let all = most..to.iter().fold(last, |least, to| least.min(*to)).max(most);
     let fresh = queries.each_ref().map(|query| query.fresh);
     let sums = queries.each_mut().map(|query| query.sums[..dv].as_mut_ptr());
-    let w = Weighing { sums, fresh, keep, s, from, to, any: first..last, all, dv };
+    let ahead = ahead_of(v, next);
+    let w = Weighing { sums, fresh, given, from, to, any: first..last, all, dv, ahead };
     let mut at = 0;
     // SAFETY: the caller has the instruction set; sums and values have `dv` numbers, measured above.
     unsafe {
@@ -374,18 +348,25 @@ unsafe fn weigh<S: Simd, V: Source, const R: usize>(
     }
 }
 
+/// What [`soften`] gives.
+#[derive(Clone, Copy)]
+struct Given<'a, const R: usize> {
+    keep: &'a [f32; R],
+    s: &'a [[f32; BLOCK]; R],
+}
+
 /// What [`weigh`] knows of its queries.
 struct Weighing<'a, const R: usize> {
     sums: [*mut f32; R],
     fresh: [bool; R],
-    keep: &'a [f32; R],
-    s: &'a [[f32; BLOCK]; R],
+    given: Given<'a, R>,
     from: [usize; R],
     to: [usize; R],
     /// Of the block what some see, and of that what all see.
     any: Range<usize>,
     all: Range<usize>,
     dv: usize,
+    ahead: *const u8,
 }
 
 impl<const R: usize> Weighing<'_, R> {
@@ -402,16 +383,20 @@ impl<const R: usize> Weighing<'_, R> {
                 if self.fresh[r] {
                     continue;
                 }
-                let keep = S::splat_f(self.keep[r]);
+                let keep = S::splat_f(self.given.keep[r]);
                 for c in 0..C {
                     sums[r][c] = S::mul(S::load_f(self.sums[r].add(at + c * LANES)), keep);
                 }
             }
             self.some::<S, V, C>(&mut sums, self.any.start..self.all.start, v, at);
             for p in self.all.clone() {
-                let v: [S::F; C] = from_fn(|c| v.load::<S>(p * self.dv + at + c * LANES));
+                let place = p * self.dv + at;
+                let v: [S::F; C] = from_fn(|c| v.load::<S>(place + c * LANES));
+                for c in 0..C {
+                    ask::<S, V>(self.ahead, place, c);
+                }
                 for r in 0..R {
-                    let weight = S::splat_f(self.s[r][p]);
+                    let weight = S::splat_f(self.given.s[r][p]);
                     for c in 0..C {
                         sums[r][c] = S::fma(weight, v[c], sums[r][c]);
                     }
@@ -445,7 +430,7 @@ impl<const R: usize> Weighing<'_, R> {
                 }
                 // SAFETY: promised by the caller.
                 unsafe {
-                    let weight = S::splat_f(self.s[r][p]);
+                    let weight = S::splat_f(self.given.s[r][p]);
                     for c in 0..C {
                         let v = v.load::<S>(p * self.dv + at + c * LANES);
                         sums[r][c] = S::fma(weight, v, sums[r][c]);

@@ -8,6 +8,7 @@
 mod kernels;
 mod plain;
 mod queries;
+mod soften;
 mod tile;
 
 use std::ops::{Range, RangeInclusive};

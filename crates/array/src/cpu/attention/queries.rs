@@ -149,13 +149,7 @@ impl Attention<'_> {
                 query.seen = place(*visible.start())..place(visible.end() + 1);
             }
             let place = |j| (c.b.block(spec.keys.table, piece.row, j), piece.head);
-            if j + 1 < blocks.end {
-                let (block, head) = place(j + 1);
-                // SAFETY: no kernel writes states while attention runs.
-                unsafe { keys.prefetch(block, head) };
-                // SAFETY: as above.
-                unsafe { values.prefetch(block, head) };
-            }
+            let next = (j + 1 < blocks.end).then(|| place(j + 1));
             let place = place(j);
             let merge = Merge {
                 queries: &mut *queries,
@@ -163,6 +157,8 @@ impl Attention<'_> {
                 k: unsafe { keys.numbers(c.isa, place, k) },
                 // SAFETY: as above.
                 v: unsafe { values.numbers(c.isa, place, v) },
+                // SAFETY: as above.
+                ahead: [keys, values].map(|state| unsafe { state.ahead(next?) }),
                 scale: spec.scale,
                 softcap: spec.softcap.unwrap_or(0.0),
             };
