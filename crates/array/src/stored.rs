@@ -78,7 +78,7 @@ impl Stored {
 
     /// The scale of a group and its least number, 0 for types without. A group with a number that is not finite has the
     /// scale NaN, so that all of it reads as NaN. Scales are rounded up and least numbers down: no code is cut off.
-    fn scaling(self, x: &[f32]) -> (f32, f32) {
+    pub(crate) fn scaling(self, x: &[f32]) -> (f32, f32) {
         if !x.iter().all(|x| x.is_finite()) {
             return (f32::NAN, 0.0);
         }
@@ -92,14 +92,14 @@ impl Stored {
     }
 
     /// The code of a number of a group; 0 where the scale is 0 or NaN.
-    fn code(self, x: f32, (scale, low): (f32, f32)) -> u8 {
+    pub(crate) fn code(self, x: f32, (scale, low): (f32, f32)) -> u8 {
         let code = ((x - low) / scale).round_ties_even();
         if self == Self::Q8 { code as i8 as u8 } else { (code as u8).min(15) }
     }
 }
 
 /// The next bf16 that is not nearer to 0.
-fn away(x: f32) -> f32 {
+pub(crate) fn away(x: f32) -> f32 {
     f32::from_bits(x.to_bits().saturating_add(0xffff) >> 16 << 16)
 }
 

@@ -45,6 +45,7 @@ fn run_node(c: &Context<'_>, node: usize, plain: bool, result: usize) {
         run_fast(c, node)
     }
     match c.plan.nodes[node].op {
+        Op::WriteKv { x, state } if plain => attention::write_reference(c, c.get(x), state),
         Op::WriteKv { x, state } => attention::write_kv(c, c.get(x), state),
         Op::Carry { x, state } => carry::carry(c, c.get(x), state),
         Op::Emit { x } => emit(c, c.get(x), result),

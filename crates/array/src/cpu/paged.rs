@@ -1,7 +1,12 @@
 //! Paged states as kernels see them: heads of blocks, as f32.
 //!
-//! Owns the fast decoders; [`Layout::number`] is their plain twin, to the bit. Where numbers are f32 already a tile is
-//! the state's own memory; other types are decoded into the scratch of a thread. Refuses to know what a tile is for.
+//! Owns the fast decoders, and in `encode.rs` the encoders; [`Layout::number`] and [`Layout::encode`] are their plain
+//! twins, to the bit. Where numbers are f32 already a tile is the state's own memory; other types are decoded into the
+//! scratch of a thread, or loaded as they are by kernels that can. Refuses to know what a tile is for.
+
+mod encode;
+
+pub(super) use encode::Codes;
 
 use super::context::{Context, StateMem};
 use super::lanes::{Isa, per_isa};
@@ -14,6 +19,30 @@ use crate::stored::{Layout, Stored};
 #[inline(never)]
 pub(super) fn with_scratch(f: impl FnOnce(&mut [f32])) {
     f(&mut [0.0; MOST_KEY * BLOCK]);
+}
+
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
+/// Asks for a line in the second cache.
+#[inline(always)]
+fn ask(at: &u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has it, and it cannot fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(at).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// The numbers of a head of a block: of keys `[dim, BLOCK]`, of values `[BLOCK, dim]`.
+#[derive(Clone, Copy)]
+pub(super) enum Numbers<'a> {
+    F32(&'a [f32]),
+    F16(&'a [[u8; 2]]),
+    BF16(&'a [[u8; 2]]),
 }
 
 /// A paged state.
@@ -42,14 +71,49 @@ impl Paged {
         self.layout.stored != Stored::F32
     }
 
-    /// Writes the numbers of token `at` of a head of a block.
+    /// Writes the numbers of tokens of a head of a block, each with its place there.
     ///
     /// # Safety
     /// Nobody else touches this head meanwhile.
-    pub(super) unsafe fn write(&self, block: usize, head: usize, at: usize, x: &[f32]) {
+    pub(super) unsafe fn write<'x>(
+        &self,
+        (isa, codes): (Isa, &mut Codes),
+        (block, head): (usize, usize),
+        tokens: impl Iterator<Item = (usize, &'x [f32])>,
+    ) {
+        let len = self.layout.bytes();
+        // SAFETY: promised by the caller.
+        let bytes = unsafe { self.mem.bytes_mut(block, head * len, len) };
+        for (at, x) in tokens {
+            codes.encode(isa, self.layout, x, at, bytes);
+        }
+    }
+
+    /// Writes the numbers of token `at` of a head of a block, as they are defined.
+    ///
+    /// # Safety
+    /// Nobody else touches this head meanwhile.
+    pub(super) unsafe fn define(&self, (block, head): (usize, usize), at: usize, x: &[f32]) {
         let len = self.layout.bytes();
         // SAFETY: promised by the caller.
         self.layout.encode(x, at, unsafe { self.mem.bytes_mut(block, head * len, len) });
+    }
+
+    /// A head of a block that will be read next, for a kernel to ask for it while it works. What is decoded before
+    /// kernels work is asked for at once.
+    ///
+    /// # Safety
+    /// Nobody writes this head meanwhile.
+    pub(super) unsafe fn ahead(&self, (block, head): (usize, usize)) -> Option<&[u8]> {
+        // SAFETY: promised by the caller.
+        let bytes = unsafe { self.head(block, head) };
+        match self.layout.stored {
+            Stored::F32 | Stored::F16 | Stored::BF16 => Some(bytes),
+            Stored::Q8 | Stored::Q4 => {
+                bytes.iter().step_by(LINE).for_each(ask);
+                None
+            }
+        }
     }
 
     /// # Safety
@@ -80,6 +144,28 @@ impl Paged {
         // SAFETY: as above.
         decode(isa, tile, self.layout, unsafe { self.head(block, head) });
         tile
+    }
+
+    /// The same, in the types that kernels load from memory.
+    ///
+    /// # Safety
+    /// Nobody writes this head meanwhile.
+    pub(super) unsafe fn numbers<'t>(
+        &'t self,
+        isa: Isa,
+        place: (usize, usize),
+        scratch: &'t mut [f32],
+    ) -> Numbers<'t> {
+        // SAFETY: promised by the caller.
+        unsafe {
+            match self.layout.stored {
+                Stored::F16 => Numbers::F16(self.head(place.0, place.1).as_chunks().0),
+                Stored::BF16 => Numbers::BF16(self.head(place.0, place.1).as_chunks().0),
+                Stored::F32 | Stored::Q8 | Stored::Q4 => {
+                    Numbers::F32(self.tile(isa, place, scratch))
+                }
+            }
+        }
     }
 
     /// The numbers of token `at` of a head of a block, the first of them at the start of `to` and `stride` apart.
@@ -133,13 +219,13 @@ per_isa! {
 
 /// A bf16.
 #[inline(always)]
-fn brain(bytes: [u8; 2]) -> f32 {
+pub(super) fn brain(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 /// An f16, without branches: of normal numbers, of those below, and of those that are not finite.
 #[inline(always)]
-fn half(x: u16) -> f32 {
+pub(super) fn half(x: u16) -> f32 {
     const BIAS: u32 = (127 - 15) << 23;
     const LEAST: u32 = BIAS + (1 << 23);
     let bits = u32::from(x & 0x7fff) << 13;

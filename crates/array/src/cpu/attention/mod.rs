@@ -5,39 +5,60 @@
 //! not depend on how its prompt was cut, on its neighbours or on threads. Entries follow positions. What was chosen
 //! is gathered into tiles in the order of its list, so it costs what was chosen and not what there is.
 
+mod kernels;
 mod plain;
+mod queries;
+mod soften;
 mod tile;
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
-pub(super) use plain::reference;
+pub(super) use plain::{reference, write_reference};
 pub(super) use tile::scores;
 use tile::{Running, Tile, merge_keys, merge_tile};
 
 use super::context::Context;
 use super::lanes::LANES;
-use super::paged::{Paged, with_scratch};
+use super::paged::{Codes, Paged, with_scratch};
 use super::view::{Mat, MatMut, share};
 use crate::inputs::BLOCK;
 use crate::op::{MOST_KEY, Values};
 use crate::state::{StateKind, StateRef};
 
 /// Writes row `t` of `x` at its position, for every token; or at its group's entry, for the last token of each group.
+/// A piece of work is what goes into one head of one block.
 pub(super) fn write_kv(c: &Context<'_>, x: Mat<'_>, state: StateRef) {
     let paged = Paged::new(c, state);
     let (heads, dim) = paged.dims();
-    share(c.pool, heads, dim * c.b.tokens, |range| {
-        for (h, t) in range.flat_map(|h| (0..c.b.tokens).map(move |t| (h, t))) {
-            let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
-            if !(pos + 1).is_multiple_of(state.every) {
+    let tokens = c.b.tokens;
+    share(c.pool, heads * tokens, dim / 2, |range| {
+        let mut codes = Codes::new();
+        for (h, t) in range.map(|item| (item / tokens, item % tokens)) {
+            let run = written_with(c, state.every, t);
+            let whole = |t: usize| (c.b.positions[t] as usize + 1).is_multiple_of(state.every);
+            let entry = |t: usize| c.b.positions[t] as usize / state.every;
+            let numbers = |t: usize| (entry(t) % BLOCK, &x.row(t)[h * dim..][..dim]);
+            let mut written = run.filter(|t| whole(*t)).map(numbers).peekable();
+            if written.peek().is_none() {
                 continue;
             }
-            let entry = pos / state.every;
-            let (block, at) = (c.b.block(state.table, row, entry / BLOCK), entry % BLOCK);
-            // SAFETY: a head is written by one thread, and by nothing else.
-            unsafe { paged.write(block, h, at, &x.row(t)[h * dim..][..dim]) };
+            let block = c.b.block(state.table, c.b.token_row[t] as usize, entry(t) / BLOCK);
+            // SAFETY: the tokens of a row that go into a head of a block are one piece of work, and nothing else writes
+            // there.
+            unsafe { paged.write((c.isa, &mut codes), (block, h), written) };
         }
     });
+}
+
+/// The tokens that are written together with `t`, as the first of its row in its block; none if it is not that.
+fn written_with(c: &Context<'_>, every: usize, t: usize) -> Range<usize> {
+    let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
+    let (first, count) = (c.b.row_first[row] as usize, c.b.row_count[row] as usize);
+    if t > first && !pos.is_multiple_of(BLOCK * every) {
+        return 0..0;
+    }
+    let left = BLOCK * every - pos % (BLOCK * every);
+    t..(first + count).min(t + left)
 }
 
 /// The numbers of an attention that do not change from token to token.
@@ -99,8 +120,18 @@ impl Spec<'_> {
 /// The most query heads of a piece of work: one lane each where they share their values with the keys.
 const TOGETHER: usize = LANES;
 
-/// Softmax attention; a piece of work is one token and some query heads that share a key head.
+/// Softmax attention.
 pub(super) fn attention(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
+    match spec.values {
+        Values::Of(values) if spec.entries.is_none() && spec.chosen.is_none() => {
+            queries::attention(c, q, spec, values, out);
+        }
+        Values::Of(_) | Values::Keys { .. } => by_token(c, q, spec, out),
+    }
+}
+
+/// Attention whose piece of work is one token and some query heads that share a key head.
+fn by_token(c: &Context<'_>, q: Mat<'_>, spec: Spec, out: &MatMut<'_>) {
     let (kv_heads, dim, dv) = spec.dims();
     let per_key = spec.heads / kv_heads;
     let divides = |n: &usize| per_key.is_multiple_of(*n);

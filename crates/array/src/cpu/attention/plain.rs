@@ -1,10 +1,26 @@
-//! The plain twin of attention: two passes over what a token sees.
+//! The plain twins: of attention, two passes over what a token sees; of writing, token by token.
 
 use super::super::context::Context;
+use super::super::paged::Paged;
 use super::super::view::{Mat, MatMut};
 use super::{Memory, Spec, units};
 use crate::inputs::BLOCK;
 use crate::state::StateRef;
+
+/// The plain twin of [`write_kv`](super::write_kv).
+pub(in crate::cpu) fn write_reference(c: &Context<'_>, x: Mat<'_>, state: StateRef) {
+    let paged = Paged::new(c, state);
+    let (heads, dim) = paged.dims();
+    for (t, h) in (0..c.b.tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
+        let (row, pos) = (c.b.token_row[t] as usize, c.b.positions[t] as usize);
+        if (pos + 1).is_multiple_of(state.every) {
+            let entry = pos / state.every;
+            let block = c.b.block(state.table, row, entry / BLOCK);
+            // SAFETY: one thread, one token at a time.
+            unsafe { paged.define((block, h), entry % BLOCK, &x.row(t)[h * dim..][..dim]) };
+        }
+    }
+}
 
 /// Where a reference looks: in the entries or the keys, the block, and the place in it.
 type Place = (bool, usize, usize);

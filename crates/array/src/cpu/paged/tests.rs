@@ -35,6 +35,34 @@ proptest! {
     }
 }
 
+proptest! {
+    /// So do the encoders, of any numbers.
+    #[test]
+    fn encoders_have_the_bits_of_the_definition(
+        x in prop::collection::vec(
+            prop_oneof![
+                8 => -2.0..2.0_f32,
+                1 => any::<u32>().prop_map(f32::from_bits),
+                1 => prop::sample::select(&[0.0, -0.0, 1e-45, -1e-40, f32::MAX, f32::MIN, f32::NAN][..]),
+            ],
+            1..80,
+        ),
+        at in 0..BLOCK,
+    ) {
+        let dim = x.len();
+        for (stored, keys) in Stored::ALL.into_iter().flat_map(|s| [(s, true), (s, false)]) {
+            let layout = Layout { stored, dim, keys };
+            let mut want = vec![0x5a; layout.bytes()];
+            layout.encode(&x, at, &mut want);
+            for isa in Isa::available() {
+                let mut got = vec![0x5a; layout.bytes()];
+                Codes::new().encode(isa, layout, &x, at, &mut got);
+                prop_assert_eq!(&got, &want, "{:?} {:?}", isa, layout);
+            }
+        }
+    }
+}
+
 #[test]
 fn halves_are_exact() {
     for x in 0..=u16::MAX {
