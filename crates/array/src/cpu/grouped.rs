@@ -182,12 +182,10 @@ pub(super) fn sorted<'a>(
         }
     });
     let memory = &*memory;
-    let sorted = match quantised {
-        true => Activations::Quantized(memory, cols),
-        // SAFETY: the rows were just written, on whole cache lines, and are borrowed for as long as the result.
-        false => {
-            Activations::Float(unsafe { Mat::new(memory.as_ptr().cast(), pairs, cols, bytes / 4) })
-        }
-    };
-    (sorted, rest)
+    if quantised {
+        return (Activations::Quantized(memory, cols), rest);
+    }
+    // SAFETY: the rows were just written, on whole cache lines, and are borrowed for as long as the result.
+    let rows = unsafe { Mat::new(memory.as_ptr().cast(), pairs, cols, bytes / 4) };
+    (Activations::Float(rows), rest)
 }
