@@ -104,14 +104,14 @@ fn one_by_one(sequences: &[Sequence]) -> Script {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
 
     #[test]
     fn queries_that_go_together_have_the_bits_of_each_alone(
         shape in shapes(), seed: u64, rows in 1..=3_usize, threads in 1..4_usize,
     ) {
         let mut rng = Rng::new(seed);
-        let sequences = sequences(&mut rng, rows, 110);
+        let sequences = sequences(&mut rng, rows, 80);
         let alone = one_by_one(&sequences);
         let plain = CpuOptions { threads: 1, isa: Some(Isa::SCALAR), exact: true, reference: false };
         let want = run(shape, plain, &sequences, &alone);
