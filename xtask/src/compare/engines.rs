@@ -135,12 +135,13 @@ impl Engine {
     }
 }
 
-/// What longrun is told, threads and model aside.
+/// What longrun is told, threads and model aside. Keys and values are as the peer keeps them.
 fn longrun(part: Part, sizes: &Sizes) -> String {
     let Sizes { prompt, generate, depth, after, row } = *sizes;
+    let kv = if part == Part::Hybrid { "f32" } else { "f16" };
     let bench = |rows: usize, prompt: usize, depth: usize, generate: usize| {
         let lengths = format!("--prompt {prompt} --depth {depth} --generate {generate}");
-        format!("bench --rounds 1 --json {lengths} --batch {rows}")
+        format!("bench --rounds 1 --json {lengths} --batch {rows} --kv-type {kv}")
     };
     match part {
         Part::Prefill => bench(1, prompt, 0, 1),
@@ -148,7 +149,9 @@ fn longrun(part: Part, sizes: &Sizes) -> String {
         Part::Depth => bench(1, 1, depth, after),
         Part::Rows(rows) => bench(rows, 1, row, row),
         Part::Hybrid => bench(1, prompt, prompt, after),
-        Part::Load => "generate --raw --temp 0 --prompt Hello --max-tokens 1".into(),
+        Part::Load => {
+            format!("generate --raw --temp 0 --prompt Hello --max-tokens 1 --kv-type {kv}")
+        },
     }
 }
 
