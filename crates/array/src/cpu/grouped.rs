@@ -100,10 +100,16 @@ impl<'a> Groups<'a> {
         // SAFETY: the scratch starts on a cache line, and any bytes are words.
         let words: &mut [u32] =
             unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), words) };
+        let expert = |pair: usize| r.expert(pair / ranks, pair % ranks, spec);
+        (Self::sort(words, experts, expert), rest)
+    }
+
+    /// Sorts the pairs `0..pairs` by their experts into `2 * (experts + 1) + 2 * pairs` words.
+    fn sort(words: &'a mut [u32], experts: usize, expert: impl Fn(usize) -> usize) -> Self {
         let (before, words) = words.split_at_mut(experts + 1);
         let (chunks, words) = words.split_at_mut(experts + 1);
+        let pairs = words.len() / 2;
         let (order, places) = words.split_at_mut(pairs);
-        let expert = |pair: usize| r.expert(pair / ranks, pair % ranks, spec);
         before.fill(0);
         (0..pairs).for_each(|pair| before[expert(pair) + 1] += 1);
         chunks[0] = 0;
@@ -120,7 +126,7 @@ impl<'a> Groups<'a> {
         }
         before.copy_within(..experts, 1);
         before[0] = 0;
-        (Self { before, chunks, order, places }, rest)
+        Self { before, chunks, order, places }
     }
 
     pub(super) fn pairs(&self) -> usize {
@@ -188,4 +194,38 @@ pub(super) fn sorted<'a>(
     // SAFETY: the rows were just written, on whole cache lines, and are borrowed for as long as the result.
     let rows = unsafe { Mat::new(memory.as_ptr().cast(), pairs, cols, bytes / 4) };
     (Activations::Float(rows), rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CHUNK, Groups};
+
+    #[test]
+    fn every_pair_is_in_one_chunk_of_its_expert() {
+        let mut seed = 1_u32;
+        let mut draw = |below: usize| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 16) as usize % below
+        };
+        for case in 0..300 {
+            let (experts, pairs) = (draw(9) + 1, draw(400));
+            let of: Vec<usize> = (0..pairs).map(|_| draw(experts).min(draw(experts))).collect();
+            let mut words = vec![7; 2 * (experts + 1) + 2 * pairs];
+            let groups = Groups::sort(&mut words, experts, |pair| of[pair]);
+            assert_eq!(groups.pairs(), pairs);
+            let mut next = 0;
+            for (e, places) in (0..groups.chunks()).map(|chunk| groups.chunk(chunk)) {
+                assert!(places.start == next && (1..=CHUNK).contains(&places.len()), "case {case}");
+                next = places.end;
+                assert!(groups.order(places).iter().all(|pair| of[*pair as usize] == e));
+            }
+            assert_eq!(next, pairs, "case {case}");
+            for (pair, place) in groups.places(0..pairs).iter().enumerate() {
+                assert_eq!(groups.order[*place as usize] as usize, pair);
+            }
+            let order = groups.order(0..pairs);
+            let sorted = |w: &[u32]| (of[w[0] as usize], w[0]) < (of[w[1] as usize], w[1]);
+            assert!(order.windows(2).all(sorted), "case {case}");
+        }
+    }
 }
