@@ -151,7 +151,7 @@ fn longrun(part: Part, sizes: &Sizes) -> String {
         Part::Hybrid => bench(1, prompt, prompt, after),
         Part::Load => {
             format!("generate --raw --temp 0 --prompt Hello --max-tokens 1 --kv-type {kv}")
-        },
+        }
     }
 }
 
