@@ -197,10 +197,12 @@ fn an_interrupt_ends_an_answer_and_not_the_conversation() {
 fn at_a_terminal_too() {
     let binary = env!("CARGO_BIN_EXE_longrun");
     let flags = "--model tiny:llama --memory 64MiB --context 4096 --temp 0";
-    let command = format!("{binary} chat {flags}");
+    // A shell that stays in between would be ended by the Ctrl-C of an answer, once the program has ended well.
+    let command = format!("exec {binary} chat {flags}");
     let started = Command::new("script")
         .args(["--quiet", "--return", "--command", &command, "/dev/null"])
         .env("TERM", "xterm")
+        .env("SHELL", "/bin/sh")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -240,8 +242,9 @@ fn at_a_terminal_too() {
     // Between two lines the terminal reads for itself and would take Ctrl-D for its own.
     wait("> ");
     stdin.write_all(b"\x04").unwrap();
-    assert!(child.wait().unwrap().success());
+    let status = child.wait().unwrap();
     drop(done);
+    assert!(status.success(), "{status}; it showed {:?}", screen.rest());
 }
 
 /// What a terminal shows.
@@ -266,6 +269,13 @@ impl Screen {
         }
         let end = self.seen.find(words).unwrap() + words.len();
         self.seen.drain(..end).collect()
+    }
+
+    /// What else it shows until its end.
+    fn rest(mut self) -> String {
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut self.terminal, &mut bytes).unwrap();
+        self.seen + &String::from_utf8_lossy(&bytes)
     }
 
     /// Waits until there is some more, whatever it is.
