@@ -68,7 +68,7 @@ pub mod stored;
 pub mod weight;
 
 pub use cpu::{CpuDevice, CpuOptions};
-pub use cuda::CudaDevice;
+pub use cuda::{CudaDevice, CudaDryRun};
 pub use device::{BufferId, Device, IN_FLIGHT, MatrixSpec, NullDevice, Ticket};
 pub use dims::{Axis, Shape};
 pub use error::{Error, Result};

@@ -9,11 +9,14 @@ use crate::op::{Glu, Map};
 ///
 /// # Safety
 /// Without padding that is not initialised, and with the layout that the kernel's type has.
-pub(super) unsafe trait Argument: Copy {}
+pub(super) unsafe trait Argument: Copy {
+    /// Its type in the source of a kernel; of an address `*`.
+    const NAME: &'static str;
+}
 
 /// Declares structures that kernels take: each twin in `common.cuh` has the same fields in the same order.
 macro_rules! arguments {
-    ($($(#[$about:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {
+    ($($(#[$about:meta])* $name:ident = $twin:literal { $($field:ident: $type:ty,)* })*) => {
         $(
             $(#[$about])*
             #[repr(C)]
@@ -28,21 +31,29 @@ macro_rules! arguments {
             );
 
             // SAFETY: C layout without padding; the fields are plain data.
-            unsafe impl Argument for $name {}
+            unsafe impl Argument for $name {
+                const NAME: &'static str = $twin;
+            }
         )*
     };
 }
 
 // SAFETY: plain numbers.
-unsafe impl Argument for u32 {}
+unsafe impl Argument for u32 {
+    const NAME: &'static str = "u32";
+}
 // SAFETY: plain numbers.
-unsafe impl Argument for f32 {}
+unsafe impl Argument for f32 {
+    const NAME: &'static str = "float";
+}
 // SAFETY: plain numbers.
-unsafe impl Argument for u64 {}
+unsafe impl Argument for u64 {
+    const NAME: &'static str = "*";
+}
 
 arguments! {
-    /// The block of step inputs: `Step`.
-    StepInputs {
+    /// The block of step inputs.
+    StepInputs = "Step" {
         words: u64,
         tokens: u32,
         rows: u32,
@@ -50,22 +61,22 @@ arguments! {
         widths: [u32; TABLES],
         zero: u32,
     }
-    /// A tensor in the arena: `Mat`.
-    Mat {
+    /// A tensor in the arena.
+    Mat = "Mat" {
         at: u64,
         cols: u32,
         stride: u32,
         outputs: u32,
         zero: u32,
     }
-    /// A vector weight, or none: `Vec`.
-    Vector {
+    /// A vector weight, or none.
+    Vector = "Vec" {
         at: u64,
         len: u32,
         zero: u32,
     }
-    /// A matrix weight, or a stack, row-major: `Matrix`.
-    Matrix {
+    /// A matrix weight, or a stack, row-major.
+    Matrix = "Matrix" {
         at: u64,
         row_bytes: u64,
         format: Format,
@@ -74,8 +85,8 @@ arguments! {
         cols: u32,
         zero: u32,
     }
-    /// A weight format: `Format`.
-    Format {
+    /// A weight format.
+    Format = "Format" {
         kind: u32,
         bits: u32,
         group: u32,
@@ -83,8 +94,8 @@ arguments! {
         block_len: u32,
         block_bytes: u32,
     }
-    /// A state: `State`.
-    State {
+    /// A state.
+    State = "State" {
         at: u64,
         unit: u64,
         units: u32,
@@ -98,8 +109,8 @@ arguments! {
         inputs: u32,
         zero: u32,
     }
-    /// Low-rank matrices: `LowRank`.
-    LowRank {
+    /// Low-rank matrices.
+    LowRank = "LowRank" {
         at: u64,
         slots: u32,
         rank: u32,
@@ -108,13 +119,13 @@ arguments! {
         header: u32,
         zero: u32,
     }
-    /// A function of one number: `Map`.
-    MapCode {
+    /// A function of one number.
+    MapCode = "Map" {
         kind: u32,
         number: f32,
     }
-    /// A function of a gate and a number: `Glu`.
-    GluCode {
+    /// A function of a gate and a number.
+    GluCode = "Glu" {
         kind: u32,
         limit: f32,
         alpha: f32,
@@ -161,19 +172,26 @@ impl From<Glu> for GluCode {
 pub(super) struct Arguments {
     words: Vec<u64>,
     starts: Vec<usize>,
+    types: Vec<&'static str>,
 }
 
 impl Arguments {
     /// One more.
-    pub(super) fn push(&mut self, argument: impl Argument) {
+    pub(super) fn push<A: Argument>(&mut self, argument: A) {
         let (bytes, start) = (size_of_val(&argument), self.words.len());
         self.words.resize(start + bytes.div_ceil(8), 0);
         self.starts.push(start);
+        self.types.push(A::NAME);
         let from = std::ptr::from_ref(&argument).cast::<u8>();
         // SAFETY: an argument is plain data without padding, and there is room for its bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(from, self.words[start..].as_mut_ptr().cast(), bytes);
         }
+    }
+
+    /// The types of the arguments, as the source of a kernel names them.
+    pub(super) fn types(&self) -> &[&'static str] {
+        &self.types
     }
 
     /// Where each argument is, as a launch wants it.

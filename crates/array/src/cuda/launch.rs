@@ -1,7 +1,6 @@
 //! One match over the operations of a plan: which family records its launches.
 
-use super::driver::Memory;
-use super::recorder::{Launch, Recorder};
+use super::recorder::{Buffers, Launch, Recorder};
 use super::{carry, linear, low_rank, ops, paged};
 use crate::device::Shared;
 use crate::op::Op;
@@ -13,14 +12,17 @@ use crate::plan::Plan;
 /// There is no kernel for one of them, or it names memory that is gone.
 pub(super) fn record(
     plan: &Plan,
-    buffers: &[Option<Memory>],
+    buffers: Buffers<'_>,
     shared: Shared,
-    machine: (u32, usize),
+    processors: u32,
 ) -> Result<Vec<Launch>, String> {
-    let mut r = Recorder::new(plan, buffers, shared, machine)?;
+    let mut r = Recorder::new(plan, buffers, shared, processors)?;
     for (node, recorded) in plan.nodes.iter().enumerate() {
         r.begin(node);
         let done = record_node(&mut r, recorded.op);
+        let done = done.and_then(|()| {
+            r.launches.iter().rev().take_while(|l| l.node == node).try_for_each(Launch::check)
+        });
         done.map_err(|what| format!("{} at {}: {what}", recorded.op.name(), recorded.at))?;
     }
     Ok(r.launches)

@@ -3,14 +3,17 @@
 //! The plain product: a warp has an output row and some rows of activations, and reads weights of any format number by
 //! number.
 
+use super::arguments::Vector;
 use super::recorder::Recorder;
 use super::sources::Family;
 use crate::op::Id;
 use crate::weight::WeightRef;
 
-/// Threads of a block, and warps.
+/// Threads of a block.
 const BLOCK: u32 = 256;
-const WARPS: u32 = BLOCK / 32;
+
+/// Lanes of a warp.
+const WARP: u32 = 32;
 
 /// Rows of activations that a warp has at a time: `TOKENS` in `linear.cu`.
 const TOKENS: u32 = 8;
@@ -31,21 +34,30 @@ pub(super) fn linear(
     weight: WeightRef,
     bias: Option<WeightRef>,
 ) -> Result<(), String> {
-    let (step, x, out) = (r.step()?, r.get(x)?, r.out()?);
-    let ((_, weight), bias) = (r.matrix(weight)?, r.maybe(bias)?);
-    let grid = [weight.rows.div_ceil(WARPS), r.room(&out).div_ceil(TOKENS), 1];
-    let launch = r.launch((Family::Linear, "linear"), grid, [BLOCK, 1, 1]);
-    launch.arg(step).arg(x).arg(weight).arg(bias).arg(out);
-    Ok(())
+    let bias = r.maybe(bias)?;
+    product(r, x, weight, bias, 1)
 }
 
 /// Group `g` of the columns by matrix `g` of a stack.
 pub(super) fn grouped(r: &mut Recorder<'_>, x: Id, weight: WeightRef) -> Result<(), String> {
+    let (none, (spec, _)) = (r.maybe(None)?, r.matrix(weight)?);
+    product(r, x, weight, none, spec.experts as u32)
+}
+
+/// The product of each of `groups` groups of columns with a matrix of its own.
+fn product(
+    r: &mut Recorder<'_>,
+    x: Id,
+    weight: WeightRef,
+    bias: Vector,
+    groups: u32,
+) -> Result<(), String> {
     let (step, x, out, (_, weight)) = (r.step()?, r.get(x)?, r.out()?, r.matrix(weight)?);
     let tokens = r.room(&out).div_ceil(TOKENS);
-    let grid = [weight.rows.div_ceil(WARPS), tokens, weight.experts];
-    let none = r.maybe(None)?;
-    let launch = r.launch((Family::Linear, "linear"), grid, [BLOCK, 1, 1]);
-    launch.arg(step).arg(x).arg(weight).arg(none).arg(out);
+    // Small blocks where large ones would leave processors idle.
+    let warps = (weight.rows * groups * tokens / (4 * r.processors.max(1))).clamp(1, BLOCK / WARP);
+    let grid = [weight.rows.div_ceil(warps), tokens, groups];
+    let launch = r.launch((Family::Linear, "linear"), grid, [warps * WARP, 1, 1]);
+    launch.arg(step).arg(x).arg(weight).arg(bias).arg(out);
     Ok(())
 }

@@ -12,6 +12,7 @@
 mod arguments;
 mod carry;
 mod driver;
+mod dry;
 mod launch;
 mod linear;
 mod low_rank;
@@ -26,6 +27,8 @@ mod weights;
 
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use dry::CudaDryRun;
 
 use driver::{Context, Event, Memory, Pinned, Stream};
 use module::Kernels;
@@ -106,11 +109,13 @@ impl CudaDevice {
 
     /// The ring for these buffers; the one that there is, if it is theirs.
     fn make_ring(&mut self, shared: &Shared) -> Result<(), String> {
-        let outputs = |ring: &[Place; IN_FLIGHT]| [ring[0].outputs.0, ring[1].outputs.0];
-        if self.ring.as_ref().is_some_and(|ring| outputs(ring) == shared.outputs) {
+        let inputs = self.buffer(shared.inputs[0])?.len();
+        let mut places = self.ring.iter().flatten().zip(shared.outputs);
+        if self.ring.is_some()
+            && places.all(|(p, id)| p.outputs.0 == id && p.inputs.len() == inputs)
+        {
             return Ok(());
         }
-        let inputs = self.buffer(shared.inputs[0])?.len();
         let place = |output: BufferId| -> Result<Place, String> {
             let pinned = Pinned::new(self.buffer(output)?.len().min(MOST_PINNED))?;
             Ok(Place {
@@ -254,8 +259,12 @@ impl Device for CudaDevice {
         self.context.enter()?;
         plan.buffers.iter().try_for_each(|&b| self.buffer(b).map(|_| ()))?;
         self.make_ring(&shared)?;
-        let machine = (self.context.processors, self.context.shared);
-        let launches = launch::record(&plan, &self.buffers, shared, machine)?;
+        let processors = self.context.processors;
+        let buffers = |id: BufferId| {
+            let memory = self.buffers.get(id.0 as usize)?.as_ref()?;
+            Some((memory.address(), memory.len()))
+        };
+        let launches = launch::record(&plan, &buffers, shared, processors)?;
         let compiled = Compiled::new(
             (plan, shared),
             launches,

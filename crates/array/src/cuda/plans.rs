@@ -90,7 +90,7 @@ impl Compiled {
 fn queue(stream: &Stream, (function, launch): &mut (Function, Launch)) -> Result<(), String> {
     let mut pointers = launch.arguments.pointers();
     let shape = (launch.grid, launch.block, launch.shared);
-    // SAFETY: whoever recorded the launch gave what the kernel's signature says, and addresses of memory that the
+    // SAFETY: `Launch::check` has compared the arguments with the kernel's source. Addresses are of memory that the
     // recorder has measured, in which the planner keeps what is written apart from what is read.
     unsafe { function.launch(stream, shape, &mut pointers) }
 }

@@ -4,7 +4,6 @@
 //! What is recorded holds addresses and capacities and nothing of a request: live counts are read by kernels.
 
 use super::arguments::{Argument, Arguments, LowRank, Mat, Matrix, State, StepInputs, Vector};
-use super::driver::Memory;
 use super::sources::Family;
 use super::weights;
 use crate::device::{BufferId, IN_FLIGHT, MatrixSpec, Shared};
@@ -35,35 +34,49 @@ impl Launch {
         self
     }
 
-    /// Dynamic shared memory of a block.
-    pub(super) fn shared(&mut self, bytes: usize) -> &mut Self {
-        self.shared = bytes as u32;
-        self
+    /// Checks the arguments against the kernel's source: what makes it safe to run.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let (family, name) = self.kernel;
+        let wanted = family.parameters(name).ok_or_else(|| format!("there is no kernel {name}"))?;
+        let given = self.arguments.types();
+        if wanted != given {
+            return Err(format!("the kernel {name} takes {wanted:?}, is given {given:?}"));
+        }
+        let [grid, block] = [self.grid, self.block].map(|[x, y, z]| (x.min(y).min(z), y.max(z)));
+        if grid.0 == 0
+            || block.0 == 0
+            || grid.1 > 65_535
+            || self.block.iter().product::<u32>() > 1024
+        {
+            return Err(format!("the kernel {name} can't have {self:?}"));
+        }
+        Ok(())
     }
 }
+
+/// Where buffers are, and how many bytes they have.
+pub(super) type Buffers<'a> = &'a dyn Fn(BufferId) -> Option<(u64, usize)>;
 
 /// A plan that is being recorded.
 pub(super) struct Recorder<'a> {
     pub(super) plan: &'a Plan,
-    buffers: &'a [Option<Memory>],
+    buffers: Buffers<'a>,
     shared: Shared,
     node: usize,
     /// Multiprocessors of the device.
     pub(super) processors: u32,
-    /// Bytes of shared memory that a block may have.
-    pub(super) most_shared: usize,
     pub(super) launches: Vec<Launch>,
 }
 
 impl<'a> Recorder<'a> {
     pub(super) fn new(
         plan: &'a Plan,
-        buffers: &'a [Option<Memory>],
+        buffers: Buffers<'a>,
         shared: Shared,
-        (processors, most_shared): (u32, usize),
+        processors: u32,
     ) -> Result<Self, String> {
         let launches = Vec::new();
-        let new = Self { plan, buffers, shared, node: 0, processors, most_shared, launches };
+        let new = Self { plan, buffers, shared, node: 0, processors, launches };
         new.address(shared.arena, plan.arena_len * 4)?;
         new.address(shared.inputs[0], plan.layout.words() * 4)?;
         Ok(new)
@@ -76,12 +89,11 @@ impl<'a> Recorder<'a> {
 
     /// The address of a buffer of at least so many bytes.
     fn address(&self, id: BufferId, bytes: usize) -> Result<u64, String> {
-        let memory = self.buffers.get(id.0 as usize).and_then(Option::as_ref);
-        let memory = memory.ok_or_else(|| format!("{id:?} is gone"))?;
-        if memory.len() < bytes {
-            return Err(format!("{bytes} bytes of a buffer of {}", memory.len()));
+        let (address, len) = (self.buffers)(id).ok_or_else(|| format!("{id:?} is gone"))?;
+        if len < bytes {
+            return Err(format!("{bytes} bytes of a buffer of {len}"));
         }
-        Ok(memory.address())
+        Ok(address)
     }
 
     /// The block of step inputs.

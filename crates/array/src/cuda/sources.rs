@@ -28,6 +28,7 @@ macro_rules! families {
 
         impl Family {
             /// All of them.
+            #[cfg(test)]
             pub(super) const ALL: &[Self] = &[$(Self::$family),*];
 
             /// The source.
@@ -51,6 +52,20 @@ families! {
     Paged: "paged",
     /// What tokens leave to later steps.
     Carry: "carry",
+}
+
+impl Family {
+    /// The types of the parameters of a kernel, `*` for pointers; `None` if the source has no such kernel.
+    pub(super) fn parameters(self, kernel: &str) -> Option<Vec<String>> {
+        let source = self.source().text;
+        let start = source.find(&format!("KERNEL {kernel}("))? + "KERNEL (".len() + kernel.len();
+        let list = &source[start..][..source[start..].find(')')?];
+        let parameter = |text: &str| match text.contains('*') {
+            true => "*".to_owned(),
+            false => text.split_whitespace().next().unwrap_or_default().to_owned(),
+        };
+        Some(list.split(',').map(parameter).collect())
+    }
 }
 
 /// What any family may include.
