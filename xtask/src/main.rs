@@ -6,6 +6,7 @@
 mod clients;
 mod compare;
 mod count;
+mod cuda;
 mod families;
 mod fetch;
 mod interop;
@@ -30,6 +31,7 @@ cargo xtask compare [--threads N,..] [--rounds N] [--mlx] [--write]
                                       [--parts NAME,..] of prefill, decode, depth, rowsN, load, hybrid,
                                       and --short, a tenth of all lengths, to see that it runs
 cargo xtask count [--update]          instructions of a step under valgrind, beside those on record; --update records
+cargo xtask cuda-check                compiles every CUDA kernel with NVRTC from the Python registry; no GPU is needed
 cargo xtask families                  every checkpoint of testdata beside its reference, into docs/families.md
 cargo xtask interop [FAMILY]...       files in both directions between this engine and mlx-lm, as a table
 cargo xtask page                      the server's page in a headless browser, into docs/page.png
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         ["families"] => families::families(),
         ["count"] => count::count(false),
         ["count", "--update"] => count::count(true),
+        ["cuda-check"] => cuda::check(),
         ["compare", rest @ ..] => compare::compare(rest),
         ["interop", rest @ ..] => interop::interop(rest),
         ["page"] => page::page(),

@@ -42,6 +42,7 @@
 mod bytes;
 pub mod counting;
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod dims;
 pub mod error;
@@ -67,6 +68,7 @@ pub mod stored;
 pub mod weight;
 
 pub use cpu::{CpuDevice, CpuOptions};
+pub use cuda::{CudaDevice, CudaDryRun};
 pub use device::{BufferId, Device, IN_FLIGHT, MatrixSpec, NullDevice, Ticket};
 pub use dims::{Axis, Shape};
 pub use error::{Error, Result};

@@ -8,6 +8,8 @@
 
 use half::{bf16, f16};
 
+pub(crate) use lattice::points;
+
 use crate::format::Format;
 
 mod decode;

@@ -1,11 +1,15 @@
-//! Every operation, through the real runtime: its fast kernels on every instruction set and thread count against its
-//! definition, on random ragged batches; results and states both.
+//! Every operation, through the real runtime: its fast kernels on every instruction set and thread count, and on a CUDA
+//! device where there is one, against its definition, on random ragged batches; results and states both.
+//!
+//! The binary reads no files, so it can be carried to a machine with a device.
 
 #[path = "conformance/cases.rs"]
 mod cases;
 mod common;
 #[path = "conformance/compressed.rs"]
 mod compressed;
+#[path = "conformance/cuda.rs"]
+mod cuda;
 #[path = "conformance/hyper.rs"]
 mod hyper;
 #[path = "conformance/matrices.rs"]
@@ -13,7 +17,7 @@ mod matrices;
 #[path = "conformance/recurrent.rs"]
 mod recurrent;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use cases::{Case, Rig};
@@ -22,7 +26,7 @@ use common::{IDS, MOST_ROWS, Rng, WIDTHS, cut, script_keys, sequences};
 use longrun_array::device::{PlanId, Shared};
 use longrun_array::plan::Plan;
 use longrun_array::{
-    BufferId, CpuDevice, CpuOptions, Device, Inputs, Limits, MatrixSpec, Op, Runtime, Stored,
+    BufferId, CpuDevice, CpuOptions, Device, Inputs, Key, Limits, MatrixSpec, Op, Runtime, Stored,
     Ticket,
 };
 
@@ -81,15 +85,24 @@ struct Outcome {
     ops: BTreeSet<String>,
 }
 
-/// Runs a case's script on a device. The seed alone decides shapes, weights and batches.
-fn run(case: Case, (seed, stored): (u64, Stored), options: CpuOptions) -> Outcome {
+/// Runs a case's script on a device, with up to `flight` steps launched and not waited for. The seed alone decides
+/// shapes, weights and batches.
+///
+/// # Errors
+/// The device has no kernel for an operation, or failed.
+fn run(
+    case: Case,
+    (seed, stored): (u64, Stored),
+    device: Box<dyn Device>,
+    flight: usize,
+) -> longrun_array::Result<Outcome> {
     let ops = Arc::new(Mutex::new(BTreeSet::new()));
-    let device = Spy { inner: CpuDevice::new(options), ops: ops.clone() };
+    let device = Spy { inner: device, ops: ops.clone() };
     let mut rig =
         Rig::new(Runtime::new(Box::new(device), Limits::default()), Rng::new(seed), stored);
     let model = case(&mut rig);
     let Rig { mut rt, mut rng, states, adapters, .. } = rig;
-    rt.prepare(&model, &script_keys(), WIDTHS).unwrap();
+    rt.prepare(&model, &script_keys(), WIDTHS)?;
 
     let rows = rng.int(1, MOST_ROWS);
     let mut sequences = sequences(&mut rng, rows, 200);
@@ -99,32 +112,79 @@ fn run(case: Case, (seed, stored): (u64, Stored), options: CpuOptions) -> Outcom
     let row = sequences[0].row(0, sequences[0].ids.len().min(3));
     script.push(vec![Draft { sequence: 0, row, right: 0 }]);
 
-    let mut numbers = Vec::new();
+    let (mut numbers, mut under_way) = (Vec::new(), VecDeque::new());
     for step in script {
         let key = drafts::key(&step);
         let mut rows: Vec<_> = step.into_iter().map(|draft| draft.row).collect();
         rows.iter_mut().for_each(|row| row.adapter = row.slot as usize % (adapters + 1));
-        let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
-        let cols = rt.result_cols(key);
-        let result = common::run_step(&mut rt, key, &rows, tokens * cols).unwrap();
-        numbers.extend(result.chunks_exact(cols).map(<[f32]>::to_vec));
+        if under_way.len() == flight {
+            finish(&mut rt, under_way.pop_front(), &mut numbers)?;
+        }
+        under_way.push_back((key, common::launch_step(&mut rt, key, &rows)?));
     }
-    numbers.extend(states.iter().map(|state| state.read(&rt).unwrap()));
+    while !under_way.is_empty() {
+        finish(&mut rt, under_way.pop_front(), &mut numbers)?;
+    }
+    for state in states {
+        numbers.push(state.read(&rt)?);
+    }
     let ops = ops.lock().unwrap().clone();
-    Outcome { numbers, ops }
+    Ok(Outcome { numbers, ops })
 }
 
-fn assert_close(name: &str, got: &[Vec<f32>], want: &[Vec<f32>], tolerance: f32) {
-    assert_eq!(got.len(), want.len());
+/// Waits for a step and adds the rows of its result.
+fn finish(
+    rt: &mut Runtime,
+    step: Option<(Key, (Ticket, usize))>,
+    numbers: &mut Vec<Vec<f32>>,
+) -> longrun_array::Result<()> {
+    let Some((key, (ticket, tokens))) = step else { return Ok(()) };
+    let cols = rt.result_cols(key);
+    let mut result = vec![f32::NAN; tokens * cols];
+    rt.wait(ticket, &mut result)?;
+    numbers.extend(result.chunks_exact(cols).map(<[f32]>::to_vec));
+    Ok(())
+}
+
+/// Runs a case's script on a CPU device.
+fn run_on_cpu(case: Case, of: (u64, Stored), options: CpuOptions) -> Outcome {
+    run(case, of, Box::new(CpuDevice::new(options)), 1).unwrap()
+}
+
+/// The types that paged states are to have in the case of an operation.
+fn stored_types(name: &str) -> &'static [Stored] {
+    let paged = ["WriteKv", "Attention", "Select"].contains(&name);
+    if paged { &Stored::ALL[..] } else { &[Stored::F32] }
+}
+
+/// The first number that is too far from what it is defined as.
+fn distance(got: &[Vec<f32>], want: &[Vec<f32>], tolerance: f32) -> Result<f32, String> {
+    let mut worst = 0.0_f32;
+    if got.len() != want.len() {
+        return Err(format!("{} rows for {}", got.len(), want.len()));
+    }
     for (row, (got, want)) in got.iter().zip(want).enumerate() {
-        assert_eq!(got.len(), want.len());
+        if got.len() != want.len() {
+            return Err(format!("row {row} has {} numbers for {}", got.len(), want.len()));
+        }
         let peak = want.iter().fold(1.0_f32, |peak, x| peak.max(x.abs()));
         for (col, (got, want)) in got.iter().zip(want).enumerate() {
             // Lists of numbers are the bits of u32, not all of which are numbers in f32.
             let same = got.to_bits() == want.to_bits();
-            let near = same || (got - want).abs() <= tolerance * peak;
-            assert!(near, "{name}: row {row} column {col}: {got}, defined as {want}");
+            let off = if same { 0.0 } else { (got - want).abs() / peak };
+            let near = off <= tolerance;
+            if !near {
+                return Err(format!("row {row} column {col}: {got}, defined as {want}"));
+            }
+            worst = worst.max(off);
         }
+    }
+    Ok(worst)
+}
+
+fn assert_close(name: &str, got: &[Vec<f32>], want: &[Vec<f32>], tolerance: f32) {
+    if let Err(what) = distance(got, want, tolerance) {
+        panic!("{name}: {what}");
     }
 }
 
@@ -141,16 +201,16 @@ fn fast_kernels_agree_with_the_definitions_and_with_each_other() {
             continue;
         }
         // What reads or writes paged states does it for every type of theirs.
-        let paged = ["WriteKv", "Attention", "Select"].contains(name);
-        let types = if paged { &Stored::ALL[..] } else { &[Stored::F32] };
-        for of in types.iter().flat_map(|stored| (1..=3).map(move |seed| (seed, *stored))) {
-            let want = run(*case, of, common::definition());
+        for of in
+            stored_types(name).iter().flat_map(|stored| (1..=3).map(move |seed| (seed, *stored)))
+        {
+            let want = run_on_cpu(*case, of, common::definition());
             let snake = |op: &String| op.replace('_', "") == name.to_lowercase();
             assert!(want.ops.iter().any(snake), "the case of {name} has {:?}", want.ops);
             assert!(bits(&want.numbers).any(|x| x != 0), "{name}: all zeros");
             let mut first = None;
             for options in common::machines(true) {
-                let got = run(*case, of, options).numbers;
+                let got = run_on_cpu(*case, of, options).numbers;
                 let name = format!("{name} {of:?} {options:?}");
                 assert_close(&name, &got, &want.numbers, *tolerance);
                 let first = first.get_or_insert_with(|| got.clone());
@@ -181,7 +241,7 @@ fn scripts_cover_what_they_should() {
 
 /// Notes which operations reach the device.
 struct Spy {
-    inner: CpuDevice,
+    inner: Box<dyn Device>,
     ops: Arc<Mutex<BTreeSet<String>>>,
 }
 

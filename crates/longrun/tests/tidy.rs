@@ -34,6 +34,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ),
     // A device runs plans: it counts nothing, records nothing and frees nothing of its own accord.
     ("crates/array/src/cpu/", &["step", "runtime", "memory", "ledger"]),
+    ("crates/array/src/cuda/", &["cpu", "step", "runtime", "memory", "ledger"]),
     ("crates/array/src/device/", &["cpu", "step", "runtime", "ledger"]),
     // What is recorded does not know what runs it.
     ("crates/array/src/op/mod.rs", &["cpu", "step", "plan", "runtime", "memory"]),
@@ -428,7 +429,7 @@ fn devices_are_named_in_one_place() {
             continue;
         }
         let code = code_only(text.split("#[cfg(test)]\nmod tests").next().unwrap());
-        for device in ["CpuDevice", "NullDevice"] {
+        for device in ["CpuDevice", "CudaDevice", "NullDevice"] {
             if has_word(&code, device) {
                 complaints.push(format!("{name} names {device}"));
             }

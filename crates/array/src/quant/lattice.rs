@@ -28,6 +28,11 @@ fn point(grid: usize, index: usize) -> u16 {
     u16::from_le_bytes([GRIDS[at], GRIDS[at + 1]])
 }
 
+/// The points of all grids, for devices that look them up on their own.
+pub(crate) fn points() -> impl Iterator<Item = u16> {
+    (0..GRIDS_END).map(|at| point(0, at))
+}
+
 /// Seven signs and the eighth, which makes the count of minus signs even.
 fn even_signs(seven: u32) -> u8 {
     let seven = (seven & 127) as u8;

@@ -6,8 +6,9 @@ pub mod drafts;
 pub mod small;
 
 use longrun_array::{
-    BLOCK, CpuDevice, CpuOptions, Format, Head, Key, Limits, MatrixSpec, NullDevice, Outputs,
-    Record, RowInput, Runtime, Step, TABLES, Wanted, Weight, matmul::Isa,
+    BLOCK, CpuDevice, CpuOptions, CudaDevice, Device, Format, Head, Key, Limits, MatrixSpec,
+    NullDevice, Outputs, Record, RowInput, Runtime, Step, TABLES, Ticket, Wanted, Weight,
+    matmul::Isa,
 };
 
 /// Numbers from a seed, the same on every machine.
@@ -127,6 +128,18 @@ pub fn threads(threads: usize) -> CpuOptions {
     CpuOptions { threads, ..CpuOptions::default() }
 }
 
+/// A CUDA device of this machine; none, which is said, if there is none. `LONGRUN_CUDA` makes that a failure.
+pub fn cuda() -> Option<Box<dyn Device>> {
+    match CudaDevice::new(0) {
+        Ok(device) => Some(Box::new(device)),
+        Err(what) if std::env::var_os("LONGRUN_CUDA").is_some() => panic!("{what}"),
+        Err(what) => {
+            eprintln!("cuda was not tried: {what}");
+            None
+        }
+    }
+}
+
 /// The plain kernels: the definition.
 pub fn definition() -> CpuOptions {
     CpuOptions { threads: 1, isa: Some(Isa::SCALAR), exact: true, reference: true }
@@ -175,13 +188,22 @@ pub fn run_step(
     rows: &[Row],
     numbers: usize,
 ) -> longrun_array::Result<Vec<f32>> {
-    let mut inputs = rt.inputs();
-    inputs.begin(key);
-    rows.iter().try_for_each(|row| inputs.push(row.input()))?;
-    let ticket = rt.launch(&inputs)?;
+    let (ticket, _) = launch_step(rt, key, rows)?;
     let mut result = vec![f32::NAN; numbers];
     rt.wait(ticket, &mut result)?;
     Ok(result)
+}
+
+/// Launches a step of these rows; returns how many tokens they have, too.
+pub fn launch_step(
+    rt: &mut Runtime,
+    key: Key,
+    rows: &[Row],
+) -> longrun_array::Result<(Ticket, usize)> {
+    let mut inputs = rt.inputs();
+    inputs.begin(key);
+    rows.iter().try_for_each(|row| inputs.push(row.input()))?;
+    Ok((rt.launch(&inputs)?, rows.iter().map(|row| row.ids.len()).sum()))
 }
 
 /// A key for one token of one row with a result.
