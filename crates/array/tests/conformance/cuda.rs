@@ -22,7 +22,8 @@ fn the_cuda_device_agrees_with_the_definitions() {
     let only = std::env::var("LONGRUN_OP").ok();
     let mut wrong = Vec::new();
     for (name, case, tolerance) in TABLE {
-        if only.as_ref().is_some_and(|only| !only.split(',').any(|only| only == *name)) {
+        let is_wanted = only.as_ref().is_none_or(|only| only.split(',').any(|only| only == *name));
+        if !is_wanted || WITHOUT_KERNELS.contains(name) {
             continue;
         }
         let tolerance = if EXACT.contains(name) { 0.0 } else { tolerance.max(ROUNDING) };

@@ -203,11 +203,6 @@ fn experts_are_within_their_bound_on_the_way_up() {
     for_each(experts_up);
 }
 
-#[test]
-fn experts_are_within_their_bound_on_the_way_up_on_cuda() {
-    for_each_on_cuda(experts_up);
-}
-
 fn experts_down(format: Format, quantised: bool, on: On) {
     let (mut rt, mut rng) = (on.runtime(), Rng::new(6));
     let (rows, inner) = (83, columns(format));
@@ -238,9 +233,4 @@ fn experts_down(format: Format, quantised: bool, on: On) {
 #[test]
 fn experts_are_within_their_bound_on_the_way_down() {
     for_each(experts_down);
-}
-
-#[test]
-fn experts_are_within_their_bound_on_the_way_down_on_cuda() {
-    for_each_on_cuda(experts_down);
 }
