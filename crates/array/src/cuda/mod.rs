@@ -1,8 +1,8 @@
 //! The CUDA device: a plan becomes one graph, which is replayed behind the host.
 //!
-//! Owns the device's memory, the compiled plans and the rings that steps in flight use. Kernels are compiled at first use,
-//! so that nothing of CUDA is needed to build this, and what is missing at run time is said. Refuses to allocate, to
-//! wait or to make a graph in a replay.
+//! Owns the device's memory, the compiled plans and the rings that steps in flight use. Kernels are compiled at first
+//! use, so that nothing of CUDA is needed to build this, and what is missing at run time is said. Refuses to allocate,
+//! to wait or to make a graph in a replay.
 //!
 //! All work goes through one stream, so that steps run in launch order, and results come back through another, beside
 //! the step that follows. There is one graph a plan: every step's integers are copied into the first input buffer on
@@ -13,6 +13,7 @@ mod arguments;
 mod carry;
 mod driver;
 mod dry;
+mod kernel;
 mod launch;
 mod linear;
 mod low_rank;

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::driver::{Context, Function, Module};
+use super::driver::Context;
+use super::kernel::{Function, Module};
 use super::nvrtc::{Nvrtc, Text};
 use super::sources::{Family, headers};
 

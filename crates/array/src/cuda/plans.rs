@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::driver::{Event, Function, Graph, Stream};
+use super::driver::{Event, Graph, Stream};
+use super::kernel::Function;
 use super::module::Kernels;
 use super::recorder::Launch;
 use crate::device::{IN_FLIGHT, Shared};
