@@ -22,6 +22,12 @@ pub(crate) fn target() -> PathBuf {
 /// The cargo that runs this, in the root of the repository.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // What cargo tells this program of its own package would have build scripts that look at it run again.
+    let of_package =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars().filter(|(name, _)| of_package(name)) {
+        command.env_remove(name);
+    }
     command.current_dir(root());
     command
 }
