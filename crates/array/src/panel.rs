@@ -166,7 +166,10 @@ pub fn pack_panels(layout: &PanelLayout, src: &[u8], panels: Range<usize>, dst: 
     let spec = CodeSpec::of(layout.format);
     let sources = src.chunks(layout.row_bytes() * PANEL_ROWS);
     for (panel, src) in dst.chunks_exact_mut(layout.panel_bytes).zip(sources) {
-        panel.fill(0);
+        // The lanes that have no row.
+        if src.len() < layout.row_bytes() * PANEL_ROWS {
+            panel.fill(0);
+        }
         for (lane, row) in src.chunks_exact(layout.row_bytes()).enumerate() {
             match (spec, layout.format) {
                 (Some(spec), format) => pack_codes(format, spec, row, lane, panel),
@@ -215,19 +218,34 @@ fn pack_codes(format: Format, spec: CodeSpec, row: &[u8], lane: usize, panel: &m
     }
 }
 
-/// Adds the 32 codes of one row to zeroed planes, four codes at a time.
+/// Puts the 32 codes of one row into its planes, four codes at a time.
 fn pack_planes(bits: usize, codes: &[u8; 32], lane: usize, dst: &mut [u8]) {
+    let mut fours = [0; 8];
+    let four = fours.iter_mut().zip(codes.as_chunks::<4>().0);
+    four.for_each(|(four, codes)| *four = u32::from_le_bytes(*codes));
     let [low, high] = planes(bits);
-    for (group, &four) in codes.as_chunks::<4>().0.iter().enumerate() {
-        let four = u32::from_le_bytes(four);
-        let mut put = |vector: usize, bits: u32| {
-            let at = &mut dst[vector * 64 + lane * 4..][..4];
-            bits.to_le_bytes().iter().zip(at).for_each(|(bits, byte)| *byte |= bits);
-        };
-        put(group % low, (four & plane_mask(low)) << (group / low * low));
-        if high > 0 {
-            put(low + group % high, (four >> low & plane_mask(high)) << (group / high * high));
-        }
+    let (dst, above) = dst.as_chunks_mut::<64>().0.split_at_mut(low);
+    match low {
+        1 => pack_plane::<1>(&fours, lane, dst),
+        2 => pack_plane::<2>(&fours, lane, dst),
+        4 => pack_plane::<4>(&fours, lane, dst),
+        _ => pack_plane::<8>(&fours, lane, dst),
+    }
+    fours.iter_mut().for_each(|four| *four >>= low % 8);
+    match high {
+        1 => pack_plane::<1>(&fours, lane, above),
+        2 => pack_plane::<2>(&fours, lane, above),
+        _ => {}
+    }
+}
+
+/// The low `BITS` of 8 groups of four codes, in `BITS` vectors.
+#[inline(always)]
+fn pack_plane<const BITS: usize>(fours: &[u32; 8], lane: usize, vectors: &mut [[u8; 64]]) {
+    for (vector, first) in vectors[..BITS].iter_mut().zip(0..) {
+        let group = |i: usize| (fours[first + i * BITS] & plane_mask(BITS)) << (i * BITS);
+        let word = (0..8 / BITS).fold(0, |word, i| word | group(i));
+        vector.as_chunks_mut::<4>().0[lane] = word.to_le_bytes();
     }
 }
 

@@ -57,13 +57,14 @@ impl Format {
         if matches!(self, Self::Q4_1 | Self::Q5_1) {
             block.m = Scale::F16.read(&head[2..]);
         }
-        let high = match (self, head) {
-            (Self::Q5_0 | Self::Q5_1, &[.., a, b, c, d]) => u32::from_le_bytes([a, b, c, d]),
-            _ => 0,
-        };
-        for (j, &pair) in nibbles.iter().enumerate() {
-            block.codes[j] = pair & 15 | (((high >> j) & 1) << 4) as u8;
-            block.codes[j + 16] = pair >> 4 | (((high >> (j + 16)) & 1) << 4) as u8;
+        let (low, high) = block.codes.split_at_mut(16);
+        for ((low, high), &pair) in low.iter_mut().zip(high).zip(nibbles) {
+            (*low, *high) = (pair & 15, pair >> 4);
+        }
+        if let (Self::Q5_0 | Self::Q5_1, &[.., a, b, c, d]) = (self, head) {
+            let fifth = u32::from_le_bytes([a, b, c, d]);
+            let codes = block.codes[..32].iter_mut().enumerate();
+            codes.for_each(|(j, code)| *code |= ((fifth >> j & 1) << 4) as u8);
         }
     }
 
