@@ -1,7 +1,7 @@
 //! One match over the operations of a plan: which family records its launches.
 
 use super::recorder::{Buffers, Launch, Recorder};
-use super::{carry, linear, low_rank, ops, paged};
+use super::{attention, carry, linear, low_rank, ops, paged, pool, select};
 use crate::device::Shared;
 use crate::op::Op;
 use crate::plan::Plan;
@@ -54,15 +54,15 @@ fn record_node(r: &mut Recorder<'_>, op: Op) -> Result<(), String> {
         Op::Carried { state } => carry::carried(r, state),
         Op::Carry { x, state } => carry::carry(r, x, state),
         Op::WriteKv { x, state } => paged::write(r, x, state),
+        Op::Attention { .. } => attention::record(r, op),
+        Op::Select { .. } => select::record(r, op),
+        Op::Pool { .. } => pool::record(r, op),
         Op::Route { .. }
         | Op::ExpertsUp { .. }
         | Op::ExpertsDown { .. }
         | Op::HyperWeights { .. }
         | Op::HyperIn { .. }
         | Op::HyperOut { .. }
-        | Op::Attention { .. }
-        | Op::Select { .. }
-        | Op::Pool { .. }
         | Op::Conv { .. }
         | Op::Decay { .. }
         | Op::DeltaRule { .. }
@@ -75,4 +75,6 @@ fn record_node(r: &mut Recorder<'_>, op: Op) -> Result<(), String> {
 /// Bytes of scratch of a node, for `rows` rows at most.
 pub(super) fn scratch_bytes(plan: &Plan, node: usize, rows: usize) -> usize {
     low_rank::scratch_bytes(plan.nodes[node].op.low_rank(), rows)
+        + attention::scratch_bytes(plan, node, rows)
+        + select::scratch_bytes(plan, node, rows)
 }

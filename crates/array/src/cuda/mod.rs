@@ -10,6 +10,7 @@
 //! it there. So the graph holds for both places, and the second input buffer stays unused.
 
 mod arguments;
+mod attention;
 mod carry;
 mod driver;
 mod dry;
@@ -22,7 +23,9 @@ mod nvrtc;
 mod ops;
 mod paged;
 mod plans;
+mod pool;
 mod recorder;
+mod select;
 mod sources;
 mod weights;
 

@@ -52,6 +52,12 @@ families! {
     Paged: "paged",
     /// What tokens leave to later steps.
     Carry: "carry",
+    /// Softmax attention over paged states.
+    Attention: "attention",
+    /// The best entries by an indexer's scores.
+    Select: "select",
+    /// Groups of tokens pooled into entries.
+    Pool: "pool",
 }
 
 impl Family {
@@ -78,5 +84,5 @@ pub(super) fn headers() -> Vec<Text> {
         points.join(",")
     );
     let grids = Text { name: "grids.cuh", text: Cow::Owned(grids) };
-    vec![text!("common", ".cuh"), text!("format", ".cuh"), grids]
+    vec![text!("common", ".cuh"), text!("format", ".cuh"), text!("attention", ".cuh"), grids]
 }

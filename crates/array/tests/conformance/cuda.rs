@@ -53,16 +53,13 @@ fn the_cuda_device_agrees_with_the_definitions() {
 }
 
 /// Operations whose cases the CUDA device can't run yet, since they have one that has no kernel there.
-pub(crate) const WITHOUT_KERNELS: [&str; 13] = [
+pub(crate) const WITHOUT_KERNELS: [&str; 10] = [
     "Route",
     "ExpertsUp",
     "ExpertsDown",
     "HyperWeights",
     "HyperIn",
     "HyperOut",
-    "Attention",
-    "Select",
-    "Pool",
     "Conv",
     "Decay",
     "DeltaRule",
