@@ -1,7 +1,7 @@
 //! One match over the operations of a plan: which family records its launches.
 
 use super::recorder::{Buffers, Launch, Recorder};
-use super::{carry, linear, low_rank, ops, paged};
+use super::{carry, delta, hyper, linear, low_rank, ops, paged, recurrent, ssm};
 use crate::device::Shared;
 use crate::op::Op;
 use crate::plan::Plan;
@@ -54,19 +54,16 @@ fn record_node(r: &mut Recorder<'_>, op: Op) -> Result<(), String> {
         Op::Carried { state } => carry::carried(r, state),
         Op::Carry { x, state } => carry::carry(r, x, state),
         Op::WriteKv { x, state } => paged::write(r, x, state),
+        Op::HyperWeights { .. } | Op::HyperIn { .. } | Op::HyperOut { .. } => hyper::record(r, op),
+        Op::Conv { .. } | Op::Decay { .. } => recurrent::record(r, op),
+        Op::DeltaRule { .. } => delta::record(r, op),
+        Op::Ssm { .. } => ssm::record(r, op),
         Op::Route { .. }
         | Op::ExpertsUp { .. }
         | Op::ExpertsDown { .. }
-        | Op::HyperWeights { .. }
-        | Op::HyperIn { .. }
-        | Op::HyperOut { .. }
         | Op::Attention { .. }
         | Op::Select { .. }
-        | Op::Pool { .. }
-        | Op::Conv { .. }
-        | Op::Decay { .. }
-        | Op::DeltaRule { .. }
-        | Op::Ssm { .. } => {
+        | Op::Pool { .. } => {
             Err("the CUDA device has no kernel for it; use the device `cpu`".into())
         }
     }

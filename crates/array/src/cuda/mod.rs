@@ -11,8 +11,10 @@
 
 mod arguments;
 mod carry;
+mod delta;
 mod driver;
 mod dry;
+mod hyper;
 mod kernel;
 mod launch;
 mod linear;
@@ -23,7 +25,9 @@ mod ops;
 mod paged;
 mod plans;
 mod recorder;
+mod recurrent;
 mod sources;
+mod ssm;
 mod weights;
 
 use std::sync::Arc;

@@ -52,6 +52,14 @@ families! {
     Paged: "paged",
     /// What tokens leave to later steps.
     Carry: "carry",
+    /// Convolutions, decays, and the logs of records.
+    Recurrent: "recurrent",
+    /// The gated delta rule.
+    Delta: "delta",
+    /// The selective scan.
+    Ssm: "ssm",
+    /// Hyper-connections.
+    Hyper: "hyper",
 }
 
 impl Family {
@@ -78,5 +86,5 @@ pub(super) fn headers() -> Vec<Text> {
         points.join(",")
     );
     let grids = Text { name: "grids.cuh", text: Cow::Owned(grids) };
-    vec![text!("common", ".cuh"), text!("format", ".cuh"), grids]
+    vec![text!("common", ".cuh"), text!("format", ".cuh"), text!("recurrent", ".cuh"), grids]
 }
