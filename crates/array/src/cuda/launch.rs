@@ -1,7 +1,9 @@
 //! One match over the operations of a plan: which family records its launches.
 
 use super::recorder::{Buffers, Launch, Recorder};
-use super::{attention, carry, linear, low_rank, ops, paged, pool, select};
+use super::{
+    attention, carry, delta, hyper, linear, low_rank, ops, paged, pool, recurrent, select, ssm,
+};
 use crate::device::Shared;
 use crate::op::Op;
 use crate::plan::Plan;
@@ -57,16 +59,11 @@ fn record_node(r: &mut Recorder<'_>, op: Op) -> Result<(), String> {
         Op::Attention { .. } => attention::record(r, op),
         Op::Select { .. } => select::record(r, op),
         Op::Pool { .. } => pool::record(r, op),
-        Op::Route { .. }
-        | Op::ExpertsUp { .. }
-        | Op::ExpertsDown { .. }
-        | Op::HyperWeights { .. }
-        | Op::HyperIn { .. }
-        | Op::HyperOut { .. }
-        | Op::Conv { .. }
-        | Op::Decay { .. }
-        | Op::DeltaRule { .. }
-        | Op::Ssm { .. } => {
+        Op::HyperWeights { .. } | Op::HyperIn { .. } | Op::HyperOut { .. } => hyper::record(r, op),
+        Op::Conv { .. } | Op::Decay { .. } => recurrent::record(r, op),
+        Op::DeltaRule { .. } => delta::record(r, op),
+        Op::Ssm { .. } => ssm::record(r, op),
+        Op::Route { .. } | Op::ExpertsUp { .. } | Op::ExpertsDown { .. } => {
             Err("the CUDA device has no kernel for it; use the device `cpu`".into())
         }
     }

@@ -12,8 +12,10 @@
 mod arguments;
 mod attention;
 mod carry;
+mod delta;
 mod driver;
 mod dry;
+mod hyper;
 mod kernel;
 mod launch;
 mod linear;
@@ -25,8 +27,10 @@ mod paged;
 mod plans;
 mod pool;
 mod recorder;
+mod recurrent;
 mod select;
 mod sources;
+mod ssm;
 mod weights;
 
 use std::sync::Arc;

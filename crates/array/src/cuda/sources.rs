@@ -58,6 +58,14 @@ families! {
     Select: "select",
     /// Groups of tokens pooled into entries.
     Pool: "pool",
+    /// Convolutions, decays, and the logs of records.
+    Recurrent: "recurrent",
+    /// The gated delta rule.
+    Delta: "delta",
+    /// The selective scan.
+    Ssm: "ssm",
+    /// Hyper-connections.
+    Hyper: "hyper",
 }
 
 impl Family {
@@ -84,5 +92,11 @@ pub(super) fn headers() -> Vec<Text> {
         points.join(",")
     );
     let grids = Text { name: "grids.cuh", text: Cow::Owned(grids) };
-    vec![text!("common", ".cuh"), text!("format", ".cuh"), text!("attention", ".cuh"), grids]
+    vec![
+        text!("common", ".cuh"),
+        text!("format", ".cuh"),
+        text!("attention", ".cuh"),
+        text!("recurrent", ".cuh"),
+        grids,
+    ]
 }
