@@ -1,7 +1,7 @@
 //! One match over the operations of a plan: which family records its launches.
 
 use super::recorder::{Buffers, Launch, Recorder};
-use super::{carry, linear, low_rank, ops, paged};
+use super::{carry, experts, linear, low_rank, ops, paged, route};
 use crate::device::Shared;
 use crate::op::Op;
 use crate::plan::Plan;
@@ -54,10 +54,11 @@ fn record_node(r: &mut Recorder<'_>, op: Op) -> Result<(), String> {
         Op::Carried { state } => carry::carried(r, state),
         Op::Carry { x, state } => carry::carry(r, x, state),
         Op::WriteKv { x, state } => paged::write(r, x, state),
-        Op::Route { .. }
-        | Op::ExpertsUp { .. }
-        | Op::ExpertsDown { .. }
-        | Op::HyperWeights { .. }
+        Op::Route { logits, scoring, bias, table, gain, .. } => {
+            route::record(r, logits, scoring, [bias, table, gain])
+        }
+        Op::ExpertsUp { .. } | Op::ExpertsDown { .. } => experts::record(r, op),
+        Op::HyperWeights { .. }
         | Op::HyperIn { .. }
         | Op::HyperOut { .. }
         | Op::Attention { .. }

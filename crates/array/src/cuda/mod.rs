@@ -13,6 +13,7 @@ mod arguments;
 mod carry;
 mod driver;
 mod dry;
+mod experts;
 mod kernel;
 mod launch;
 mod linear;
@@ -23,6 +24,7 @@ mod ops;
 mod paged;
 mod plans;
 mod recorder;
+mod route;
 mod sources;
 mod weights;
 

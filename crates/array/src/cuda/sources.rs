@@ -52,6 +52,10 @@ families! {
     Paged: "paged",
     /// What tokens leave to later steps.
     Carry: "carry",
+    /// Which experts serve a token.
+    Route: "route",
+    /// Mixtures of experts.
+    Experts: "experts",
 }
 
 impl Family {

@@ -53,10 +53,7 @@ fn the_cuda_device_agrees_with_the_definitions() {
 }
 
 /// Operations whose cases the CUDA device can't run yet, since they have one that has no kernel there.
-pub(crate) const WITHOUT_KERNELS: [&str; 13] = [
-    "Route",
-    "ExpertsUp",
-    "ExpertsDown",
+pub(crate) const WITHOUT_KERNELS: [&str; 10] = [
     "HyperWeights",
     "HyperIn",
     "HyperOut",
