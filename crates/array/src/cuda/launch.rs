@@ -2,7 +2,8 @@
 
 use super::recorder::{Buffers, Launch, Recorder};
 use super::{
-    attention, carry, delta, hyper, linear, low_rank, ops, paged, pool, recurrent, select, ssm,
+    attention, carry, delta, experts, hyper, linear, low_rank, ops, paged, pool, recurrent, route,
+    select, ssm,
 };
 use crate::device::Shared;
 use crate::op::Op;
@@ -63,9 +64,10 @@ fn record_node(r: &mut Recorder<'_>, op: Op) -> Result<(), String> {
         Op::Conv { .. } | Op::Decay { .. } => recurrent::record(r, op),
         Op::DeltaRule { .. } => delta::record(r, op),
         Op::Ssm { .. } => ssm::record(r, op),
-        Op::Route { .. } | Op::ExpertsUp { .. } | Op::ExpertsDown { .. } => {
-            Err("the CUDA device has no kernel for it; use the device `cpu`".into())
+        Op::Route { logits, scoring, bias, table, gain, .. } => {
+            route::record(r, logits, scoring, [bias, table, gain])
         }
+        Op::ExpertsUp { .. } | Op::ExpertsDown { .. } => experts::record(r, op),
     }
 }
 

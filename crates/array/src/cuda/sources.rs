@@ -66,6 +66,10 @@ families! {
     Ssm: "ssm",
     /// Hyper-connections.
     Hyper: "hyper",
+    /// Which experts serve a token.
+    Route: "route",
+    /// Mixtures of experts.
+    Experts: "experts",
 }
 
 impl Family {

@@ -14,7 +14,6 @@ use longrun_array::{
 use crate::common::{
     IDS, Rng, Row, cpu, cuda, machines, net, random_matrix, run_step, spec, token,
 };
-use crate::cuda::WITHOUT_KERNELS;
 
 /// A number and how far from it a kernel may be.
 #[derive(Clone, Copy)]
@@ -73,12 +72,8 @@ fn for_each(check: impl Fn(Format, bool, On)) {
     }
 }
 
-/// Runs `check` for every format on a CUDA device, where there is one that has kernels for `op`; all formats are tried
-/// before one fails.
-fn for_each_on_cuda(op: &str, check: impl Fn(Format, bool, On) + RefUnwindSafe) {
-    if WITHOUT_KERNELS.contains(&op) {
-        return;
-    }
+/// Runs `check` for every format on a CUDA device, where there is one; all formats are tried before one fails.
+fn for_each_on_cuda(check: impl Fn(Format, bool, On) + RefUnwindSafe) {
     let Some(_held) = cuda() else { return };
     let tried =
         Format::ALL.map(|format| (format, catch_unwind(|| check(format, false, On::Cuda)).is_ok()));
@@ -127,7 +122,7 @@ fn lookups_are_exact() {
 
 #[test]
 fn lookups_are_exact_on_cuda() {
-    for_each_on_cuda("Embed", lookup);
+    for_each_on_cuda(lookup);
 }
 
 fn linear_layer(format: Format, quantised: bool, on: On) {
@@ -158,7 +153,7 @@ fn linear_layers_are_within_their_bound() {
 
 #[test]
 fn linear_layers_are_within_their_bound_on_cuda() {
-    for_each_on_cuda("Linear", linear_layer);
+    for_each_on_cuda(linear_layer);
 }
 
 const EXPERTS: usize = 5;
@@ -210,7 +205,7 @@ fn experts_are_within_their_bound_on_the_way_up() {
 
 #[test]
 fn experts_are_within_their_bound_on_the_way_up_on_cuda() {
-    for_each_on_cuda("ExpertsUp", experts_up);
+    for_each_on_cuda(experts_up);
 }
 
 fn experts_down(format: Format, quantised: bool, on: On) {
@@ -247,5 +242,5 @@ fn experts_are_within_their_bound_on_the_way_down() {
 
 #[test]
 fn experts_are_within_their_bound_on_the_way_down_on_cuda() {
-    for_each_on_cuda("ExpertsDown", experts_down);
+    for_each_on_cuda(experts_down);
 }
