@@ -82,5 +82,5 @@ pub(super) fn headers() -> Vec<Text> {
         points.join(",")
     );
     let grids = Text { name: "grids.cuh", text: Cow::Owned(grids) };
-    vec![text!("common", ".cuh"), text!("format", ".cuh"), grids]
+    vec![text!("common", ".cuh"), text!("format", ".cuh"), text!("experts", ".cuh"), grids]
 }
