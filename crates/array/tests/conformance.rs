@@ -10,6 +10,8 @@ mod common;
 mod compressed;
 #[path = "conformance/cuda.rs"]
 mod cuda;
+#[path = "conformance/experts.rs"]
+mod experts;
 #[path = "conformance/hyper.rs"]
 mod hyper;
 #[path = "conformance/matrices.rs"]

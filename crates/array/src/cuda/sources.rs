@@ -100,6 +100,7 @@ pub(super) fn headers() -> Vec<Text> {
         text!("common", ".cuh"),
         text!("format", ".cuh"),
         text!("attention", ".cuh"),
+        text!("experts", ".cuh"),
         text!("recurrent", ".cuh"),
         grids,
     ]
