@@ -14,8 +14,8 @@ use crate::checkpoint::{Checkpoint, EmbeddedFile, Gguf};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sample::Defaults;
-use crate::text::{ChatTemplate, GgufVocab, Tokenizer};
 use crate::shapes;
+use crate::text::{ChatTemplate, GgufVocab, Tokenizer};
 use crate::tiny::{self, TinyShape};
 use crate::weights::{Made, Source, Storage};
 
