@@ -15,7 +15,7 @@ pub enum Error {
     #[error(transparent)]
     Limit(#[from] LimitReached),
     /// The device has no memory left for one buffer.
-    #[error("{device} could not allocate {bytes} bytes for a {tag} buffer")]
+    #[error("{device} could not allocate {bytes} bytes for a {tag} buffer beside {live}{left}")]
     Memory {
         /// Which device.
         device: String,
@@ -23,6 +23,10 @@ pub enum Error {
         bytes: usize,
         /// For what.
         tag: &'static str,
+        /// Bytes that this program has there.
+        live: usize,
+        /// What is free there, as the end of the sentence; empty where the device does not tell.
+        left: String,
     },
     /// A step was written that can't be run; found when it was recorded.
     #[error("{at}: {op}: {what}")]

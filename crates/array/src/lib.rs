@@ -81,7 +81,7 @@ pub use op::{
     DecayCurve, DeltaHeads, Glu, Groups, MOST_STREAMS, Map, Op, RopeHeads, Score, Scoring,
     SsmHeads, Stretch, Values,
 };
-pub use profile::{Cost, Kind, LiveRow, Part, Peaks, Profile, StepCost};
+pub use profile::{Arithmetic, Cost, Kind, LiveRow, Part, Peaks, Profile, StepCost};
 pub use runtime::{Limits, Runtime};
 pub use state::{Log, State, StateKind};
 pub use step::{

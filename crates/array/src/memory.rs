@@ -190,7 +190,15 @@ impl Inner {
         }
         self.drop_cache();
         let id = self.device.allocate(bytes);
-        id.ok_or_else(|| Error::Memory { device: self.device.name(), bytes, tag: tag.name() })
+        id.ok_or_else(|| Error::Memory {
+            device: self.device.name(),
+            bytes,
+            tag: tag.name(),
+            live: self.ledger.usage().live.bytes,
+            left: self.device.memory().map_or_else(String::new, |(free, all)| {
+                format!(", of {all} there are {free} free")
+            }),
+        })
     }
 
     fn give_back(&mut self, id: BufferId, bytes: usize, tag: Tag) {

@@ -21,6 +21,7 @@ pub mod prefix;
 pub mod rope;
 pub mod sample;
 pub mod schedule;
+pub mod shapes;
 pub mod source;
 pub mod text;
 pub mod tiny;

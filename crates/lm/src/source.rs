@@ -1,4 +1,5 @@
-//! What a user names as a model: a folder, a GGUF file, the demo inside of the binary, or a tiny random one.
+//! What a user names as a model: a folder, a GGUF file, the demo inside of the binary, a tiny random one, or the shape of
+//! a real one.
 //!
 //! Owns the way from a name to everything that serving needs but the weights on a device: config, tokenizer,
 //! template, defaults.
@@ -13,9 +14,10 @@ use crate::checkpoint::{Checkpoint, EmbeddedFile, Gguf};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sample::Defaults;
+use crate::shapes;
 use crate::text::{ChatTemplate, GgufVocab, Tokenizer};
 use crate::tiny::{self, TinyShape};
-use crate::weights::Source;
+use crate::weights::{Made, Source, Storage};
 
 /// Where a model is.
 #[derive(Clone, Copy, Debug)]
@@ -26,14 +28,17 @@ pub enum ModelName<'a> {
     Embedded(&'static [EmbeddedFile]),
     /// `tiny:FAMILY`
     Tiny(&'a str, TinyShape),
+    /// `shape:NAME`, whose weights are made up and so stored.
+    Shape(&'a str, Storage),
 }
 
 /// A model by name, without its weights on a device.
 pub struct ModelSource {
     checkpoint: Option<Checkpoint>,
+    made: Option<Made>,
     /// Its shape.
     pub config: Config,
-    /// Absent for tiny models, unless they read text, and for checkpoints without one.
+    /// Absent for shapes, for tiny models, unless they read text, and for checkpoints without one.
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// Absent where the model has none.
     pub template: Option<ChatTemplate>,
@@ -56,6 +61,11 @@ impl ModelSource {
                 let config = Config::loose(&tiny::config(family, shape)?)?;
                 return Self::tiny(config, shape);
             }
+            ModelName::Shape(name, storage) => {
+                let config = Config::new(&shapes::config(name)?)?;
+                let made = Some(Made::new(storage, &config));
+                return Ok(Self { made, ..Self::tiny(config, TinyShape::default())? });
+            }
         };
         Self::from_checkpoint(checkpoint)
     }
@@ -68,7 +78,8 @@ impl ModelSource {
         } else {
             (None, None, Arc::from([]))
         };
-        Ok(Self { checkpoint, config, tokenizer, template, defaults, eos })
+        let made = None;
+        Ok(Self { checkpoint, made, config, tokenizer, template, defaults, eos })
     }
 
     fn from_checkpoint(checkpoint: Checkpoint) -> Result<Self> {
@@ -95,6 +106,7 @@ impl ModelSource {
             template,
             defaults,
             eos: eos.into(),
+            made: None,
             checkpoint: Some(checkpoint),
         })
     }
@@ -102,22 +114,31 @@ impl ModelSource {
     /// The model with `adapter` beside its weights.
     ///
     /// # Errors
-    /// It is a tiny model.
+    /// It is a tiny model, or a shape.
     pub fn with_adapter(self, adapter: Adapter) -> Result<Self> {
         match self.checkpoint {
             Some(checkpoint) => {
                 Ok(Self { checkpoint: Some(checkpoint.with_adapter(adapter)), ..self })
             }
-            None => Err(Error::usage("a tiny model takes no adapter").at("--adapter")),
+            None => Err(Error::usage("a model of random weights takes no adapter").at("--adapter")),
         }
     }
 
     /// Where its weights come from; `seed` is for tiny models.
     pub fn weights(&self, seed: u64) -> Source<'_> {
-        self.checkpoint.as_ref().map_or(Source::Seed(seed), Source::Checkpoint)
+        match (&self.checkpoint, &self.made) {
+            (Some(checkpoint), _) => Source::Checkpoint(checkpoint),
+            (None, Some(made)) => Source::Made(made),
+            (None, None) => Source::Seed(seed),
+        }
     }
 
-    /// Its files, unless it is a tiny model.
+    /// How the matrices of a shape are stored.
+    pub fn storage(&self) -> Option<Storage> {
+        self.made.as_ref().map(Made::storage)
+    }
+
+    /// Its files, unless it is a tiny model or a shape.
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         self.checkpoint.as_ref()
     }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod chat;
+mod device;
 mod perplexity;
 mod serve;
 
@@ -10,9 +11,10 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 pub(crate) use bench::{
-    BenchArgs, BenchLoad, BenchModel, ConversationsArgs, SpeedArgs, StreamsArgs,
+    BenchArgs, BenchLoad, BenchModel, ConversationsArgs, QuantName, SpeedArgs, StreamsArgs,
 };
 pub(crate) use chat::{ChatArgs, SamplingArgs};
+pub(crate) use device::{DeviceArgs, DeviceName};
 pub(crate) use perplexity::PerplexityArgs;
 pub(crate) use serve::{LogFormat, MemoryArg, ServeArgs};
 
@@ -54,17 +56,6 @@ pub(crate) enum Command {
     /// Write the manual pages.
     #[command(hide = true)]
     Man(ManArgs),
-}
-
-/// How to compute.
-#[derive(ClapArgs, Clone, Copy)]
-pub(crate) struct CpuArgs {
-    /// Threads [default: one a core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(crate) threads: Option<u16>,
-    /// Quantised weights meet 32-bit instead of 8-bit activations: slower, closer to the reference
-    #[arg(long)]
-    pub(crate) exact: bool,
 }
 
 /// Types of keys and values.
@@ -127,7 +118,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]
-    pub(crate) cpu: CpuArgs,
+    pub(crate) device: DeviceArgs,
 }
 
 /// Speculation.
@@ -162,7 +153,7 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]
-    pub(crate) cpu: CpuArgs,
+    pub(crate) device: DeviceArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -184,14 +175,6 @@ impl SoakMode {
             Self::Churn => 4,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DeviceName {
-    /// Runs nothing, counts all.
-    Null,
-    /// The CPU.
-    Cpu,
 }
 
 #[cfg(feature = "leak-lab")]
@@ -241,9 +224,6 @@ pub(crate) struct SoakArgs {
     /// Tokens between reports [default: a twentieth]
     #[arg(long, value_name = "N")]
     pub(crate) report_every: Option<usize>,
-    /// Where to run
-    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
-    pub(crate) device: DeviceName,
     /// The most live and cached buffers
     #[arg(long, value_name = "N", default_value_t = 499_000)]
     pub(crate) resource_limit: usize,
@@ -279,7 +259,7 @@ pub(crate) struct SoakArgs {
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]
-    pub(crate) cpu: CpuArgs,
+    pub(crate) device: DeviceArgs,
 }
 
 #[derive(ClapArgs)]

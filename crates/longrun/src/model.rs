@@ -1,11 +1,11 @@
-//! From the value of `--model` to a model that reads tokens, with a bar while it loads.
+//! From the values of `--model` and `--device` to a model that reads tokens, with a bar while it loads.
 
 use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;
 
 use longrun_lm::adapter::Adapter;
-use longrun_lm::array::{CpuDevice, CpuOptions, Device, NullDevice, Stored};
+use longrun_lm::array::{CpuDevice, CpuOptions, CudaDevice, Device, NullDevice, Stored};
 use longrun_lm::budget::Parts;
 use longrun_lm::cache::{CacheType, Caches, Room};
 use longrun_lm::checkpoint::EmbeddedFile;
@@ -14,9 +14,10 @@ use longrun_lm::engine::Engine;
 use longrun_lm::executor::{Executor, Setup};
 use longrun_lm::source::{ModelName, ModelSource};
 use longrun_lm::tiny::TinyShape;
-use longrun_lm::{Error, Result};
+use longrun_lm::weights::Storage;
+use longrun_lm::{Error, Kind, Result};
 
-use crate::args::{AdapterArgs, CpuArgs, DeviceName, DraftArgs, KvArgs, KvName};
+use crate::args::{AdapterArgs, DeviceArgs, DeviceName, DraftArgs, KvArgs, KvName, QuantName};
 use crate::hub::HubName;
 use crate::show;
 
@@ -34,12 +35,36 @@ pub(crate) fn open(text: &str, shape: TinyShape) -> Result<ModelSource> {
     if let Some(family) = text.strip_prefix("tiny:") {
         return ModelSource::open(ModelName::Tiny(family, shape));
     }
+    if let Some(name) = text.strip_prefix(SHAPE) {
+        return ModelSource::open(ModelName::Shape(name, Storage::Bf16));
+    }
     let path = Path::new(text);
     if text == "demo" && !path.exists() {
         return ModelSource::open(ModelName::Embedded(DEMO));
     }
     ModelSource::open(ModelName::Path(&place(path)?))
 }
+
+/// The same, with the weights of a shape stored as `quant` says.
+pub(crate) fn open_stored(text: &str, quant: Option<QuantName>) -> Result<ModelSource> {
+    let storage = match quant {
+        None => return open(text, TinyShape::default()),
+        Some(QuantName::Bf16) => Storage::Bf16,
+        Some(QuantName::Q8) => Storage::Q8,
+        Some(QuantName::Q4) => Storage::Q4,
+        Some(QuantName::Q4K) => Storage::Q4K,
+    };
+    match text.strip_prefix(SHAPE) {
+        Some(name) => ModelSource::open(ModelName::Shape(name, storage)),
+        None => {
+            let error = Error::usage(format!("{text} says itself how its weights are stored"));
+            Err(error.at("--quant").hint("only shapes are asked"))
+        }
+    }
+}
+
+/// What names of shapes begin with.
+pub(crate) const SHAPE: &str = "shape:";
 
 /// The files of a model: `path` itself, or those of the hub if there is no such path and it looks like a name there.
 pub(crate) fn place(path: &Path) -> Result<Cow<'_, Path>> {
@@ -76,7 +101,7 @@ pub(crate) fn by_own_head(args: &DraftArgs) -> bool {
 pub(crate) fn with_drafts(
     engine: Engine,
     args: &DraftArgs,
-    cpu: CpuArgs,
+    device: DeviceArgs,
     seed: u64,
     shape: TinyShape,
 ) -> Result<Engine> {
@@ -103,7 +128,7 @@ pub(crate) fn with_drafts(
         let what = format!("the draft model's context is {have} tokens, {want} are needed");
         return Err(place(Error::usage(what)));
     }
-    let (exec, _) = load(&source, self::cpu(cpu), Setup::new(room), seed)?;
+    let (exec, _) = load(&source, self::device(device)?, Setup::new(room), seed)?;
     let drafter = DraftModel::new(exec, args.drafts, engine.executor()).map_err(place)?;
     Ok(engine.with_drafts(Box::new(drafter)))
 }
@@ -117,23 +142,56 @@ const MOST_DRAFTS: usize = 32;
 /// Lookup follows ends of at most and at least so many tokens.
 const LOOKUP: (usize, usize) = (4, 2);
 
-/// A CPU device.
-pub(crate) fn cpu(args: CpuArgs) -> Box<dyn Device> {
+/// The device that runs a model.
+///
+/// # Errors
+/// It is not there, or can't be used: what is missing, and what to do.
+pub(crate) fn device(args: DeviceArgs) -> Result<Box<dyn Device>> {
+    if args.device == Some(DeviceName::Null) {
+        let error = Error::usage("null runs nothing, and here is something to run");
+        return Err(error.at("--device").hint("leave it to soak and bench, or take cpu or cuda"));
+    }
+    device_or_null(args)
+}
+
+/// The same, or one that runs nothing.
+///
+/// # Errors
+/// As [`device`].
+pub(crate) fn device_or_null(args: DeviceArgs) -> Result<Box<dyn Device>> {
+    match (args.device, args.cpu_flag()) {
+        (Some(DeviceName::Null), _) => Ok(Box::new(NullDevice::new())),
+        (Some(DeviceName::Cpu), _) | (None, Some(_)) => Ok(cpu(args)),
+        (Some(DeviceName::Cuda(_)), Some(flag)) => {
+            let error = Error::usage("it is for the CPU, and --device names a GPU").at(flag);
+            Err(error.hint("leave one of both out"))
+        }
+        (Some(DeviceName::Cuda(ordinal)), None) => {
+            let place =
+                |what| Error::new(Kind::Device, what).at(format!("--device cuda:{ordinal}"));
+            Ok(Box::new(CudaDevice::new(ordinal).map_err(place)?))
+        }
+        (None, None) => Ok(automatic(args)),
+    }
+}
+
+/// The first GPU, if there is one that can be used. One that is there and can't is worth a word.
+fn automatic(args: DeviceArgs) -> Box<dyn Device> {
+    if !matches!(CudaDevice::count(), Ok(1..)) {
+        return cpu(args);
+    }
+    match CudaDevice::new(0) {
+        Ok(device) => Box::new(device),
+        Err(what) => {
+            show::note(&format!("longrun: the CPU is used and not the GPU that is there: {what}"));
+            cpu(args)
+        }
+    }
+}
+
+fn cpu(args: DeviceArgs) -> Box<dyn Device> {
     let threads = args.threads.map_or(0, usize::from);
     Box::new(CpuDevice::new(CpuOptions { threads, exact: args.exact, ..CpuOptions::default() }))
-}
-
-/// A device that runs nothing.
-pub(crate) fn null() -> Box<dyn Device> {
-    Box::new(NullDevice::new())
-}
-
-/// The device of a name.
-pub(crate) fn device(name: DeviceName, args: CpuArgs) -> Box<dyn Device> {
-    match name {
-        DeviceName::Null => null(),
-        DeviceName::Cpu => cpu(args),
-    }
 }
 
 /// The type of keys and values.
@@ -147,7 +205,7 @@ pub(crate) fn stored(args: KvArgs) -> Stored {
     }
 }
 
-/// Loads the weights and says what the caches take. Gives the seconds that it took, too.
+/// Loads the weights and says where, and what the caches take. Gives the seconds that it took, too.
 pub(crate) fn load(
     source: &ModelSource,
     device: Box<dyn Device>,
@@ -164,6 +222,7 @@ pub(crate) fn load(
     let exec = Executor::new(device, &source.config, weights, setup, &report);
     bar.finish_and_clear();
     let exec = exec?;
+    show::note(&format!("device: {}", exec.device_name()));
     show::note(&caches_line(exec.caches()));
     show::note(&memory_line(exec.parts(), exec.room()));
     Ok((exec, start.elapsed().as_secs_f64()))

@@ -55,6 +55,84 @@ fn figures_are_medians_and_ratios_of_rounds() {
 }
 
 #[test]
+fn rows_behind_prompts_are_an_array_of_runs() {
+    let golden = golden("llama");
+    for (model, quant, rounds) in [
+        ("shape:tiny", Some("bf16"), "2"),
+        ("shape:tiny", Some("q4"), "2"),
+        ("shape:tiny", Some("q4_k"), "1"),
+        (golden.to_str().unwrap(), None, "2"),
+    ] {
+        let flags = ["-p", "40", "-g", "5", "-b", "1,3", "--rounds", rounds, "--chunk", "16"];
+        let mut args =
+            [&["bench", "--model", model, "--json", "--threads", "1"], &flags[..]].concat();
+        args.extend(quant.iter().flat_map(|quant| ["--quant", *quant]));
+        let run = longrun(&args);
+        assert!(run.stderr.contains("\ndevice: cpu") || run.stderr.starts_with("device: cpu"));
+        let json = run.json();
+        let runs = json.as_array().unwrap();
+        let of = |name: &str| runs.iter().map(|run| number(run, name)).collect::<Vec<_>>();
+        assert_eq!(of("batch"), [1.0, 3.0]);
+        assert_eq!((of("prompt"), of("generate")), (vec![40.0; 2], vec![5.0; 2]));
+        for run in runs {
+            let named = model.strip_prefix("shape:").unwrap_or(model);
+            assert_eq!((&run["shape"], run["quant"].is_string()), (&named.into(), true));
+            assert!(quant.is_none_or(|quant| run["quant"] == quant), "{run}");
+            assert!(number(run, "prefill_tokens_per_second") > 0.0, "{run}");
+            let (rate, ms) = (number(run, "decode_tokens_per_second"), number(run, "ms_per_step"));
+            let rows = number(run, "batch");
+            // Medians of two rounds are means, and those of rates and of times are not quite the same.
+            let near = rate * ms / 1e3 / rows;
+            assert!(if rounds == "1" { (near - 1.0).abs() < 1e-9 } else { near >= 1.0 - 1e-9 });
+            assert!(number(run, "bandwidth_fraction") > 0.0, "{run}");
+            assert_eq!(run["live_before"], run["live_after"]);
+            assert!(number(run, "live_before") > 0.0 && number(run, "weight_bytes") > 0.0);
+            let of_rounds = |name: &str| run[name].as_array().unwrap().len().to_string();
+            assert_eq!([of_rounds("prefill_rounds"), of_rounds("decode_rounds")], [rounds; 2]);
+        }
+    }
+}
+
+#[test]
+fn a_shape_is_measured_behind_a_prompt_unless_told_otherwise() {
+    let bench = |flags: &[&str]| {
+        let small = ["bench", "--model", "shape:tiny", "-p", "20", "-g", "3", "--device", "null"];
+        let run = longrun(&[&small[..], flags].concat());
+        assert_eq!(run.code, 0, "{flags:?}: {}", run.stderr);
+        run
+    };
+    let table = bench(&[]).stdout;
+    assert!(table.contains("\n   1 ") && table.contains("live buffers"), "{table}");
+    let json = bench(&["--json"]).json();
+    assert!(json[0]["bandwidth_fraction"].is_null(), "{json}");
+    let weights = |quant: &str| {
+        let json = bench(&["--json", "--quant", quant]).json();
+        number(&json[0], "weight_bytes")
+    };
+    let (bf16, q8, q4) = (weights("bf16"), weights("q8"), weights("q4"));
+    assert!(q8 < 0.6 * bf16 && q4 < 0.6 * q8, "{bf16} {q8} {q4}");
+    for flags in [&["--batch", "1"][..], &["--depth", "4"], &["--profile"]] {
+        let flags = [flags, &["--rounds", "1", "--json"]].concat();
+        let json = bench(&flags).json();
+        assert!(json["decode"].is_array() && json["file_bytes"].is_null(), "{json}");
+    }
+}
+
+#[test]
+fn real_shapes_have_the_size_of_real_models() {
+    for (shape, parameters) in
+        [("llama-8b", 8.030e9), ("qwen3-0.6b", 0.596e9), ("qwen3.5-35b-a3b", 34.66e9)]
+    {
+        let model = format!("shape:{shape}");
+        let flags = ["-p", "1", "-g", "1", "--chunk", "1", "--quant", "q4", "--json"];
+        let flags = [&["bench", "--model", &model, "--device", "null"][..], &flags].concat();
+        // A group of 64 has 32 bytes of codes, a scale and a bias.
+        let found = number(&longrun(&flags).json()[0], "weight_bytes") * 64.0 / 36.0;
+        assert!((found / parameters - 1.0).abs() < 5e-3, "{shape}: {found}");
+    }
+}
+
+#[test]
 fn the_table_has_a_line_for_each_figure() {
     let flags = ["--depth", "0", "--batch", "2,4", "--device", "null"];
     let run = longrun(&[&["bench"][..], &SMALL, &flags].concat());
@@ -165,13 +243,19 @@ fn the_same_seed_is_the_same_load() {
 #[test]
 fn impossible_flags_are_errors() {
     let most = usize::MAX.to_string();
-    let flags: [(i32, &str, &[&str]); 17] = [
+    let flags: [(i32, &str, &[&str]); 23] = [
         (2, "--generate", &["--generate", "0"]),
         (2, "--prompt", &["--prompt", "0"]),
         (2, "--rounds", &["--rounds", "0"]),
         (2, "--chunk", &["--chunk", "0"]),
         (2, "--batch", &["--batch", "4,0"]),
         (2, "rows", &["--batch", "65"]),
+        (2, "-b", &["-b", "1,0"]),
+        (2, "cannot be used", &["-b", "1", "--depth", "0"]),
+        (2, "cannot be used", &["-b", "1", "--profile"]),
+        (2, "--quant", &["--quant", "q4"]),
+        (2, "q4_k", &["--model", "shape:tiny", "--quant", "q9"]),
+        (2, "llama-8b, qwen3-0.6b", &["--model", "shape:llama"]),
         (2, "--batch", &["--batch", "x"]),
         (2, "--context", &["--prompt", "1025"]),
         (2, "--context", &["--depth", &most]),

@@ -111,6 +111,14 @@ impl Context {
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
+    /// Bytes of its memory that are free, and all of them. The context is current.
+    pub(super) fn memory(&self) -> Result<(usize, usize), String> {
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: both numbers are written into the integers.
+        check("tell its memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut all) })?;
+        Ok((free, all))
+    }
+
     /// Makes the context current on this thread.
     pub(super) fn enter(&self) -> Result<(), String> {
         // SAFETY: the context is alive as long as `self`.

@@ -25,6 +25,7 @@ mod module;
 mod nvrtc;
 mod ops;
 mod paged;
+mod peak;
 mod plans;
 mod pool;
 mod recorder;
@@ -48,6 +49,7 @@ use crate::device::{BufferId, Device, IN_FLIGHT, MatrixSpec, PlanId, Shared, Tic
 use crate::dims::Axis;
 use crate::inputs::Inputs;
 use crate::plan::Plan;
+use crate::profile::Peaks;
 
 /// The most bytes of a result that come to the host beside the next step; what is longer is fetched when it is read.
 const MOST_PINNED: usize = 64 << 20;
@@ -312,6 +314,17 @@ impl Device for CudaDevice {
 
     fn multiplies_integers(&self, _: &MatrixSpec) -> bool {
         false
+    }
+
+    fn memory(&self) -> Option<(usize, usize)> {
+        self.context.enter().ok()?;
+        self.context.memory().ok()
+    }
+
+    fn peaks(&self) -> Option<Peaks> {
+        self.context.enter().ok()?;
+        let read = peak::copied(&self.stream).ok().flatten()?;
+        Some(Peaks { read, arithmetic: None })
     }
 
     fn measure(&mut self, on: bool) {

@@ -168,6 +168,11 @@ pub trait Device: Send {
         None
     }
 
+    /// Bytes of its memory that are free now, and all of them; `None` where that is not the device's to say.
+    fn memory(&self) -> Option<(usize, usize)> {
+        None
+    }
+
     /// Bytes that a block of inputs takes on the device.
     fn input_bytes(&self, layout: &InputLayout) -> usize {
         layout.words() * 4

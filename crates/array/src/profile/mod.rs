@@ -131,8 +131,15 @@ impl Plan {
 /// What a machine can do at most, measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
-    /// Bytes a second that are read from memory.
+    /// Bytes a second that go through its memory: that are read, or that a copy reads and writes.
     pub read: f64,
+    /// Arithmetic, where it was measured.
+    pub arithmetic: Option<Arithmetic>,
+}
+
+/// How much a machine computes at most, measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arithmetic {
     /// Multiply-adds of 8-bit integers a second.
     pub ops: f64,
     /// f32 operations a second, a multiply-add as two.
@@ -145,9 +152,11 @@ impl Peaks {
         fraction(cost.memory_bytes() as f64 / self.read, seconds)
     }
 
-    /// How much of the arithmetic: the seconds that the operations would take at their peaks, over those that they took.
-    pub fn arithmetic_fraction(&self, cost: &Cost, seconds: f64) -> f64 {
-        fraction(cost.ops as f64 / self.ops + cost.flops as f64 / self.flops, seconds)
+    /// How much of the arithmetic: the seconds that the operations would take at their peaks, over those that they took;
+    /// `None` where those peaks are not known.
+    pub fn arithmetic_fraction(&self, cost: &Cost, seconds: f64) -> Option<f64> {
+        let peak = self.arithmetic?;
+        Some(fraction(cost.ops as f64 / peak.ops + cost.flops as f64 / peak.flops, seconds))
     }
 }
 

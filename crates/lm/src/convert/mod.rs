@@ -18,6 +18,7 @@ use longrun_array::quant::encode::Float;
 use serde_json::Value;
 
 pub use quantize::{Mixed, Mode, Quantize};
+pub(crate) use rules::is_router;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;

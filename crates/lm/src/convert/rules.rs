@@ -193,7 +193,7 @@ fn ends_with<'a>(path: &'a str, pattern: &str) -> Option<(&'a str, usize)> {
 }
 
 /// Weights that are routers. They keep 8 bits where others get fewer.
-pub(super) fn is_router(name: &str) -> bool {
+pub(crate) fn is_router(name: &str) -> bool {
     const ROUTERS: [&str; 6] = [
         "mlp.gate",
         "mlp.shared_expert_gate",

@@ -26,6 +26,18 @@ impl Draw {
         z ^ (z >> 31)
     }
 
+    /// A number below `n`.
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    /// Random bytes.
+    pub(super) fn fill(&mut self, bytes: &mut [u8]) {
+        for part in bytes.chunks_mut(8) {
+            part.copy_from_slice(&self.next().to_le_bytes()[..part.len()]);
+        }
+    }
+
     /// About normal: the sum of four uniforms, variance 1.
     pub(super) fn normal(&mut self) -> f32 {
         let bits = self.next();

@@ -19,7 +19,7 @@ impl Weights<'_> {
     /// The tensor is missing, of another type or size, or has a number that can't be.
     pub(crate) fn table(&self, name: &str, count: usize, below: usize) -> Result<Weight> {
         let numbers = match self.source {
-            Source::Seed(_) => {
+            Source::Seed(_) | Source::Made(_) => {
                 let drawn = self.numbers(name, count, 0.0)?;
                 drawn.iter().map(|x| ((x.abs() * 1e4) as usize % below) as f32).collect()
             }

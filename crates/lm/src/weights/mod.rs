@@ -8,6 +8,7 @@ mod draw;
 mod experts;
 mod host;
 mod leftovers;
+mod made;
 mod seen;
 mod stacks;
 
@@ -20,6 +21,7 @@ use longrun_array::{Format, MatrixSpec, Runtime, Weight};
 use draw::{Draw, bf16};
 pub(crate) use host::HostMatrix;
 pub(crate) use leftovers::{is_harmless, nothing_is_left};
+pub use made::{Made, Storage};
 pub use seen::Seen;
 
 use crate::adapter::Slots;
@@ -34,6 +36,8 @@ pub enum Source<'a> {
     Checkpoint(&'a Checkpoint),
     /// Random numbers: the same seed and names give the same weights.
     Seed(u64),
+    /// Numbers that are made up at once, for measuring.
+    Made(&'a Made),
 }
 
 /// Called with (tensors read, of how many about) while a model loads.
@@ -76,7 +80,7 @@ impl<'a> Weights<'a> {
             Source::Checkpoint(c) => {
                 EMBEDDINGS.iter().any(|name| c.raw(&format!("{root}{name}.weight")).is_some())
             }
-            Source::Seed(_) => true,
+            Source::Seed(_) | Source::Made(_) => true,
         };
         let root = ROOTS.iter().find(has).copied().unwrap_or("model.");
         let (prefix, read, adapted, slots) = (String::new(), None, None, None);
@@ -127,11 +131,11 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Whether the checkpoint has `name`; a seed has everything.
+    /// Whether the checkpoint has `name`; what is drawn or made up has everything.
     pub fn has(&self, name: &str) -> bool {
         match self.source {
             Source::Checkpoint(c) => c.raw(&self.full(name)).is_some(),
-            Source::Seed(_) => true,
+            Source::Seed(_) | Source::Made(_) => true,
         }
     }
 
@@ -184,12 +188,14 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// The tensor is missing or of another size.
     pub fn numbers(&self, name: &str, count: usize, around: f32) -> Result<Vec<f32>> {
+        let drawn = |seed| {
+            let mut rng = Draw::new(seed, &self.full(name));
+            Ok((0..count).map(|_| around + 0.1 * rng.normal()).collect())
+        };
         let c = match self.source {
             Source::Checkpoint(c) => c,
-            Source::Seed(seed) => {
-                let mut rng = Draw::new(seed, &self.full(name));
-                return Ok((0..count).map(|_| around + 0.1 * rng.normal()).collect());
-            }
+            Source::Seed(seed) => return drawn(seed),
+            Source::Made(_) => return drawn(0),
         };
         let t = self.tensor(c, name)?;
         if t.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(count) {
@@ -252,6 +258,7 @@ impl<'a> Weights<'a> {
     pub(crate) fn host(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<HostMatrix<'a>> {
         let c = match self.source {
             Source::Checkpoint(c) => c,
+            Source::Made(made) => return Ok(made.matrix(&self.full(name), [rows, cols])),
             Source::Seed(seed) => {
                 let mut rng = Draw::new(seed, &self.full(name));
                 let scale = 1.2 / (cols as f32).sqrt();

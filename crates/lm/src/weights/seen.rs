@@ -30,6 +30,7 @@ impl Seen {
         let mut hasher = XxHash3_128::new();
         match source {
             Source::Seed(seed) => hasher.write(format!("seed {seed}").as_bytes()),
+            Source::Made(made) => hasher.write(made.storage().name().as_bytes()),
             Source::Checkpoint(c) => hasher.write(format!("files, MLX: {}", c.is_mlx()).as_bytes()),
         }
         Self { names: BTreeSet::new(), hasher }

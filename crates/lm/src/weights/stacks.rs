@@ -21,7 +21,7 @@ impl<'a> Weights<'a> {
         [rows, cols]: [usize; 2],
     ) -> Result<Weight> {
         let Source::Checkpoint(c) = self.source else {
-            return Err(Error::usage(format!("a seed has no stack {name:?}")));
+            return Err(Error::usage(format!("no files, no stack {name:?}")));
         };
         let t = self.tensor(c, name)?;
         if t.shape != [count, rows, cols] {
@@ -37,6 +37,10 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// As [`matrix`](Self::matrix); experts in different formats.
     pub fn experts(&self, name: &str, experts: usize, [rows, cols]: [usize; 2]) -> Result<Weight> {
+        if let Source::Made(_) = self.source {
+            let all = self.host_stack(&format!("experts.{name}"), experts, [rows, cols])?;
+            return self.put(name, &all, experts);
+        }
         if let Source::Checkpoint(c) = self.source {
             let stacked = [
                 format!("experts.{name}"),
@@ -102,7 +106,7 @@ impl<'a> Weights<'a> {
     ) -> Result<HostMatrix<'a>> {
         let c = match self.source {
             Source::Checkpoint(c) => c,
-            Source::Seed(_) => {
+            Source::Seed(_) | Source::Made(_) => {
                 let all = self.host(name, [experts * rows, cols])?;
                 return Ok(HostMatrix { rows, ..all });
             }

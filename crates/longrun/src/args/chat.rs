@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use super::serve::MemoryArg;
-use super::{AdapterArgs, CpuArgs, DraftArgs, KvArgs};
+use super::{AdapterArgs, DeviceArgs, DraftArgs, KvArgs};
 
 /// How tokens are chosen.
 #[derive(ClapArgs, Clone, Default)]
@@ -82,7 +82,7 @@ pub(crate) struct ChatArgs {
     /// Tokens of a conversation at most [default: what the model was made for, or what the memory holds]
     #[arg(long, value_name = "N", conflicts_with = "server")]
     pub(crate) context: Option<usize>,
-    /// Memory for weights, caches and all else, as a size or a part of what is free [default: 0.7]
+    /// Memory for weights, caches and all else, as a size or a part of what is free [default: 0.7, of a GPU 0.9]
     #[arg(long, value_name = "SIZE|PART", conflicts_with = "server")]
     pub(crate) memory: Option<MemoryArg>,
     #[command(flatten)]
@@ -94,5 +94,5 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]
-    pub(crate) cpu: CpuArgs,
+    pub(crate) device: DeviceArgs,
 }

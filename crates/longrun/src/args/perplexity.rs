@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::{AdapterArgs, CpuArgs, KvArgs};
+use super::{AdapterArgs, DeviceArgs, KvArgs};
 
 #[derive(ClapArgs)]
 #[command(
@@ -40,5 +40,5 @@ pub(crate) struct PerplexityArgs {
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]
-    pub(crate) cpu: CpuArgs,
+    pub(crate) device: DeviceArgs,
 }

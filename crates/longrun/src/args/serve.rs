@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
-use super::{AdapterArgs, CpuArgs, DraftArgs, KvArgs};
+use super::{AdapterArgs, DeviceArgs, DraftArgs, KvArgs};
 
 /// How much memory the device may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,7 +116,7 @@ pub(crate) struct ServeArgs {
     /// A file with such keys, a line each
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Memory for weights, caches and all else, as a size or a part of what is free [default: 0.7]
+    /// Memory for weights, caches and all else, as a size or a part of what is free [default: 0.7, of a GPU 0.9]
     #[arg(long, value_name = "SIZE|PART")]
     pub(crate) memory: Option<MemoryArg>,
     /// Tokens of a text at most, prompt and answer [default: what the model was made for, or what the memory holds]
@@ -171,7 +171,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]
-    pub(crate) cpu: CpuArgs,
+    pub(crate) device: DeviceArgs,
 }
 
 impl ServeArgs {

@@ -31,7 +31,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
         place(Error::file(format!("can't be read: {e}"))).hint("name the vectors with --against")
     })?;
     let vectors = read_vectors(&bytes).map_err(place)?;
-    let rows = check_stored(model::cpu(args.cpu), &checkpoint, &vectors, kv)?;
+    let device = model::device(args.device)?;
+    show::note(&format!("device: {}", device.name()));
+    let rows = check_stored(device, &checkpoint, &vectors, kv)?;
     let good = rows.iter().all(|row| row.passes(tolerance));
     show::out(&if args.json { show::json(&rows)? } else { table(&rows, tolerance) })?;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -57,13 +57,18 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     };
     let kv = model::stored(args.kv);
     let setup = Setup { kv, mtp: model::by_own_head(&args.draft), ..Setup::new(room) };
-    let device = model::cpu(args.cpu);
+    let device = model::device(args.device)?;
     let seed = args.sampling.seed.unwrap_or(0);
     let (exec, load_seconds) = model::load(&source, device, setup, seed)?;
     let stop_ids = Arc::clone(&source.eos);
     let request = Request { params, stop_ids, ..Request::new(prompt, max_tokens) };
-    let engine =
-        model::with_drafts(Engine::new(exec), &args.draft, args.cpu, seed, TinyShape::default())?;
+    let engine = model::with_drafts(
+        Engine::new(exec),
+        &args.draft,
+        args.device,
+        seed,
+        TinyShape::default(),
+    )?;
     let outcome = complete(engine, request, text, args)?;
     report(args, &outcome, load_seconds)?;
     Ok(ExitCode::SUCCESS)

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<ExitCode> {
     let room =
         Room { rows, context: chunks.length, tokens, chunk: STEP.0, snapshots: 0, drafts: 0 };
     let setup = Setup { kv: model::stored(args.kv), results: STEP.1, ..Setup::new(room) };
-    let (exec, load_seconds) = model::load(&source, model::cpu(args.cpu), setup, 0)?;
+    let (exec, load_seconds) = model::load(&source, model::device(args.device)?, setup, 0)?;
     let device = exec.device_name();
     let began = Instant::now();
     let mut running = Vec::with_capacity(chunks.count);
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<ExitCode> {
             "read": read,
             "scored": sums.count,
             "device": device,
-            "exact": args.cpu.exact,
+            "exact": args.device.exact,
             "kv_type": model::stored(args.kv).name(),
             "load_seconds": load_seconds,
             "seconds": seconds,

@@ -130,7 +130,7 @@ impl<'a> Soak<'a> {
             SoakMode::Churn => rows.saturating_mul(2 * (SHORT + BLOCK)).saturating_add(need),
             _ => rows.saturating_mul(need.saturating_add(BLOCK)),
         };
-        let device = model::device(args.device, args.cpu);
+        let device = model::device_or_null(args.device)?;
         let room = Room { rows, context: need, tokens, chunk: SHORT, snapshots: 0, drafts: 0 };
         let limits = Limits { buffers: args.resource_limit, ..Limits::default() };
         let setup = Setup { limits, kv: model::stored(args.kv), ..Setup::new(room) };

@@ -237,7 +237,7 @@ fn executor(
 ) -> Result<Executor> {
     let memory = Some(Memory { bytes, shorten: args.context.is_none() });
     let setup = Setup { memory, ..setup };
-    let (exec, seconds) = model::load(source, model::cpu(args.cpu), setup, args.seed)?;
+    let (exec, seconds) = model::load(source, model::device(args.device)?, setup, args.seed)?;
     let (taken, name) = (show::bytes(exec.parts().total() as u64), &spec.name);
     let all = show::bytes(bytes as u64);
     show::note(&format!("{name}: loaded in {seconds:.2} s, into {taken} of {all}"));

@@ -17,13 +17,15 @@ use super::served::Served;
 use super::tasks::{background, outlasting};
 use super::wire::now;
 use crate::args::{MemoryArg, ServeArgs};
-use crate::{machine, show};
+use crate::{machine, model, show};
 
 /// What clients say that have no model in mind.
 const ANY: [&str; 2] = ["default", "default_model"];
 
 /// The part of the memory that is free at the start that models get if nothing is said.
 const SHARE: f64 = 0.7;
+/// The same of a GPU's own memory.
+const GPU_SHARE: f64 = 0.9;
 
 /// How often it is looked whether a model is free of requests.
 const LOOK: Duration = Duration::from_millis(20);
@@ -321,16 +323,20 @@ impl Models {
 
 /// Bytes that all models may take.
 fn budget(args: &ServeArgs) -> Result<usize> {
-    let free = || {
-        machine::available().ok_or_else(|| {
-            Error::new(Kind::Unsupported, "this system does not say how much memory is free")
-                .at("--memory")
-                .hint("give it as a size, such as 8GiB")
-        })
+    let part = match args.memory {
+        Some(MemoryArg::Bytes(bytes)) => return Ok(bytes),
+        Some(MemoryArg::Fraction(part)) => Some(part),
+        None => None,
     };
-    Ok(match args.memory {
-        Some(MemoryArg::Bytes(bytes)) => bytes,
-        Some(MemoryArg::Fraction(part)) => (free()? as f64 * part) as usize,
-        None => (free()? as f64 * SHARE) as usize,
-    })
+    // Nobody else is about to use a GPU's memory, as programs of all kinds are with the system's.
+    let (free, share) = match model::device(args.device)?.memory() {
+        Some((free, _)) => (Some(free), GPU_SHARE),
+        None => (machine::available(), SHARE),
+    };
+    let free = free.ok_or_else(|| {
+        Error::new(Kind::Unsupported, "this system does not say how much memory is free")
+            .at("--memory")
+            .hint("give it as a size, such as 8GiB")
+    })?;
+    Ok((free as f64 * part.unwrap_or(share)) as usize)
 }

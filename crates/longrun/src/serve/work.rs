@@ -77,7 +77,7 @@ impl Work {
             return Ok(Self::Embedder(EmbedService::start(embedder)?));
         }
         let mut engine =
-            model::with_drafts(Engine::new(exec), &args.draft, args.cpu, args.seed, TINY)?;
+            model::with_drafts(Engine::new(exec), &args.draft, args.device, args.seed, TINY)?;
         adapters.fill(&mut engine)?;
         if let Some(folder) = &args.cache_dir {
             let loaded = engine.load_prefixes(folder)?;

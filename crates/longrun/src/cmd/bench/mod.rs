@@ -1,10 +1,11 @@
-//! `longrun bench`: speed alone and in batches, and two loads that are proofs too.
+//! `longrun bench`: speed alone, in batches and behind prompts, and two loads that are proofs too.
 //!
-//! Owns what the three have in common: a model on its device, random prompts, medians, the facts that a figure needs
+//! Owns what all have in common: a model on its device, random prompts, medians, the facts that a figure needs
 //! beside it. Everything is driven through the engine that serves; there is no loop for measuring.
 
 mod conversations;
 mod profile;
+mod rows;
 mod speed;
 mod streams;
 
@@ -14,11 +15,10 @@ use std::time::Instant;
 use longrun_lm::array::{Cost, Peaks, Usage};
 use longrun_lm::budget::Memory;
 use longrun_lm::cache::Room;
-use longrun_lm::engine::{Engine, Event};
+use longrun_lm::engine::{Engine, Event, Request, RowId};
 use longrun_lm::executor::Setup;
 use longrun_lm::source::ModelSource;
-use longrun_lm::tiny::TinyShape;
-use longrun_lm::{Error, Result};
+use longrun_lm::{Error, Kind, Result};
 use serde::Serialize;
 
 use crate::args::{BenchArgs, BenchLoad, BenchModel};
@@ -26,7 +26,10 @@ use crate::{machine, model, show};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     match &args.load {
-        None => speed::run(&args.speed),
+        None => match args.speed.batches() {
+            Some(batches) => rows::run(&args.speed, batches),
+            None => speed::run(&args.speed),
+        },
         Some(BenchLoad::Streams(args)) => streams::run(args),
         Some(BenchLoad::Conversations(args)) => conversations::run(args),
     }
@@ -35,7 +38,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
 /// The model, once the flags that all have are in order.
 fn open(args: &BenchModel) -> Result<ModelSource> {
     positive("--chunk", args.chunk)?;
-    model::adapted(model::open(&args.model, TinyShape::default())?, &args.adapter)
+    model::adapted(model::open_stored(&args.model, args.quant)?, &args.adapter)
 }
 
 fn positive(flag: &'static str, value: usize) -> Result<()> {
@@ -91,12 +94,13 @@ struct Used {
 
 impl Used {
     fn of(peaks: Option<Peaks>, work: &[Work]) -> Self {
-        let middle = |of: &dyn Fn(&Peaks, &Work) -> f64| {
+        let middle = |of: &dyn Fn(&Peaks, &Work) -> Option<f64>| {
             let peaks = peaks?;
-            Some(median(&work.iter().map(|work| of(&peaks, work)).collect::<Vec<f64>>()))
+            let all = work.iter().map(|work| of(&peaks, work)).collect::<Option<Vec<f64>>>()?;
+            Some(median(&all))
         };
         Self {
-            bandwidth_fraction: middle(&|p, w| p.bandwidth_fraction(&w.cost, w.seconds)),
+            bandwidth_fraction: middle(&|p, w| Some(p.bandwidth_fraction(&w.cost, w.seconds))),
             arithmetic_fraction: middle(&|p, w| p.arithmetic_fraction(&w.cost, w.seconds)),
         }
     }
@@ -119,8 +123,9 @@ impl Bench {
         memory: Option<Memory>,
     ) -> Result<Self> {
         let setup = Setup { memory, kv: model::stored(args.kv), ..Setup::new(room) };
-        let device = model::device(args.device, args.cpu);
-        let (exec, _) = model::load(source, device, setup, args.seed)?;
+        let device = model::device_or_null(args.device)?;
+        let (exec, seconds) = model::load(source, device, setup, args.seed)?;
+        show::note(&format!("loaded in {seconds:.2} s"));
         let (vocab, base, peaks) = (exec.vocab(), exec.usage(), exec.peaks());
         let (engine, events, work) = (Engine::new(exec), Vec::new(), Work::default());
         Ok(Self { engine, vocab, random: args.seed, events, base, peaks, work })
@@ -167,6 +172,32 @@ impl Bench {
         failed.map_or(Ok(seconds), Err)
     }
 
+    /// Reads the prompts, a row each that may generate `most` tokens, until each has its first one.
+    fn read(&mut self, prompts: Vec<Vec<u32>>, most: usize) -> Result<Vec<RowId>> {
+        let submit = |ids| self.engine.submit(Request::new(ids, most));
+        let rows = prompts.into_iter().map(submit).collect::<Result<Vec<RowId>>>()?;
+        let mut wait = rows.clone();
+        while !wait.is_empty() && self.engine.rows() == rows.len() {
+            self.step()?;
+            for event in &self.events {
+                let Event::Token { row, .. } = event else { continue };
+                wait.retain(|id| id != row);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Lets the rows go, which have decoded in each of the last `steps` steps; gives the work of these.
+    fn leave(&mut self, rows: &[RowId], steps: usize) -> Result<Work> {
+        rows.iter().for_each(|row| self.engine.cancel(*row));
+        let (work, rows) = (self.work, rows.len());
+        if work.tokens != rows * steps {
+            let what = format!("{} tokens in {steps} steps of {rows} rows", work.tokens);
+            return Err(Error::new(Kind::Bug, what).hint("please report it"));
+        }
+        Ok(work)
+    }
+
     /// What is wrong with the memory once all rows have left: nothing may be.
     fn leftovers(&mut self) -> Vec<String> {
         self.engine.clear_prefixes();
@@ -187,7 +218,7 @@ impl Bench {
 #[derive(Debug, Default, Serialize)]
 struct Facts {
     model: String,
-    /// Bytes of the tensors in the model's files; absent for tiny models.
+    /// Bytes of the tensors in the model's files; absent for random weights.
     file_bytes: Option<u64>,
     processor: Option<String>,
     cores: usize,
@@ -209,21 +240,22 @@ struct Facts {
 impl Facts {
     fn new(args: &BenchModel, source: &ModelSource, bench: &Bench) -> Self {
         let exec = bench.engine.executor();
+        let arithmetic = bench.peaks.and_then(|peaks| peaks.arithmetic);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             model: args.model.clone(),
             file_bytes: source.checkpoint().map(|files| files.summary().bytes),
             processor: machine::processor(),
             cores,
-            threads: args.cpu.threads.map_or(cores, usize::from),
+            threads: args.device.threads.map_or(cores, usize::from),
             device: exec.device_name(),
             weight_bytes: exec.parts().weights,
             cache_bytes: exec.cache_bytes(),
             live_bytes: exec.usage().live.bytes,
             rss_bytes: machine::rss(),
             read_bytes_per_second: bench.peaks.map(|peaks| peaks.read),
-            int8_operations_per_second: bench.peaks.map(|peaks| 2.0 * peaks.ops),
-            f32_operations_per_second: bench.peaks.map(|peaks| peaks.flops),
+            int8_operations_per_second: arithmetic.map(|peaks| 2.0 * peaks.ops),
+            f32_operations_per_second: arithmetic.map(|peaks| peaks.flops),
             argv: std::env::args().collect(),
         }
     }

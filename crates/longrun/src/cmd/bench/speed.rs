@@ -6,10 +6,10 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use longrun_lm::Result;
 use longrun_lm::array::BLOCK;
 use longrun_lm::cache::Room;
-use longrun_lm::engine::{Event, Request, RowId};
-use longrun_lm::{Error, Kind, Result};
+use longrun_lm::engine::Request;
 use serde::Serialize;
 
 use super::profile::{self, Phase};
@@ -63,8 +63,8 @@ struct Outcome {
 pub(super) fn run(args: &SpeedArgs) -> Result<ExitCode> {
     positive("--prompt", args.prompt)?;
     positive("--generate", args.generate)?;
-    positive("--rounds", args.rounds)?;
-    args.batch.iter().try_for_each(|rows| positive("--batch", *rows))?;
+    positive("--rounds", args.rounds())?;
+    args.batch().iter().try_for_each(|rows| positive("--batch", *rows))?;
     let source = open(&args.model)?;
     let room = room(args);
     fits(&args.model, &source, room.context)?;
@@ -83,7 +83,7 @@ fn length(args: &SpeedArgs, rows: usize, depth: usize) -> usize {
 }
 
 /// Steps from the first token of the first row to that of the last one, at most.
-fn lead(args: &SpeedArgs, rows: usize, depth: usize) -> usize {
+pub(super) fn lead(args: &SpeedArgs, rows: usize, depth: usize) -> usize {
     // A step that reads anything reads a token for each prompt, and as much as a chunk if there is as much.
     let steps = depth.max(1).div_ceil(args.model.chunk).saturating_add(1);
     steps.saturating_mul(rows).saturating_add(1)
@@ -91,34 +91,34 @@ fn lead(args: &SpeedArgs, rows: usize, depth: usize) -> usize {
 
 fn room(args: &SpeedArgs) -> Room {
     let whole = |tokens: usize| tokens.saturating_add(BLOCK);
-    let depth = args.depth.first().copied().unwrap_or(0);
-    let alone = args.depth.iter().map(|depth| length(args, 1, *depth));
+    let depth = args.depth().first().copied().unwrap_or(0);
+    let alone = args.depth().iter().map(|depth| length(args, 1, *depth));
     let alone = alone.chain([args.prompt.saturating_add(1)]).max().unwrap_or(1);
-    let beside = args.batch.iter().map(|rows| length(args, *rows, depth));
+    let beside = args.batch().iter().map(|rows| length(args, *rows, depth));
     let context = beside.fold(alone, usize::max);
-    let batches = args.batch.iter().map(|n| n.saturating_mul(whole(length(args, *n, depth))));
+    let batches = args.batch().iter().map(|n| n.saturating_mul(whole(length(args, *n, depth))));
     let tokens = batches.fold(whole(alone), usize::max);
-    let rows = args.batch.iter().copied().fold(1, usize::max);
+    let rows = args.batch().iter().copied().fold(1, usize::max);
     Room { rows, context, tokens, chunk: args.model.chunk, snapshots: 0, drafts: 0 }
 }
 
 /// All rounds; the facts are filled in later.
 fn measure(args: &SpeedArgs, bench: &mut Bench) -> Result<Outcome> {
-    let first = args.depth.first().copied().unwrap_or(0);
+    let first = args.depth().first().copied().unwrap_or(0);
     let bar = show::bar("measuring");
-    let each = args.depth.len() + args.batch.len() + 1;
-    bar.set_length(args.rounds.saturating_mul(each) as u64);
+    let each = args.depth().len() + args.batch().len() + 1;
+    bar.set_length(args.rounds().saturating_mul(each) as u64);
     prefill(bench, args.prompt.min(64))?;
     let mut all: [Vec<Vec<Work>>; 3] = Default::default();
-    for _ in 0..args.rounds {
+    for _ in 0..args.rounds() {
         let mut one: [Vec<Work>; 3] = Default::default();
         one[0].push(prefill(bench, args.prompt)?);
         bar.inc(1);
-        for depth in &args.depth {
+        for depth in args.depth() {
             one[1].push(decode(args, bench, 1, *depth)?);
             bar.inc(1);
         }
-        for rows in &args.batch {
+        for rows in args.batch() {
             // One row at the first depth has been measured just now.
             let known = if *rows == 1 { one[1].first().copied() } else { None };
             one[2].push(known.map_or_else(|| decode(args, bench, *rows, first), Ok)?);
@@ -133,7 +133,7 @@ fn measure(args: &SpeedArgs, bench: &mut Bench) -> Result<Outcome> {
         let rounds: Vec<f64> = work.iter().map(Work::rate).collect();
         Rate { tokens_per_second: median(&rounds), used: Used::of(peaks, &work), rounds }
     };
-    let batch = args.batch.iter().enumerate().map(|(i, &rows)| {
+    let batch = args.batch().iter().enumerate().map(|(i, &rows)| {
         let (together, alone) = (rate(rounds(2, i)), rate(rounds(1, 0)));
         let ratios = together.rounds.iter().zip(&alone.rounds).map(|(t, a)| t / a);
         Batch {
@@ -145,7 +145,7 @@ fn measure(args: &SpeedArgs, bench: &mut Bench) -> Result<Outcome> {
             rounds: together.rounds,
         }
     });
-    let depths = args.depth.iter().enumerate();
+    let depths = args.depth().iter().enumerate();
     Ok(Outcome {
         prompt: args.prompt,
         generate: args.generate,
@@ -159,12 +159,12 @@ fn measure(args: &SpeedArgs, bench: &mut Bench) -> Result<Outcome> {
 
 /// One more round of everything, to see where its time goes.
 fn profiled(args: &SpeedArgs, bench: &mut Bench) -> Result<Vec<Phase>> {
-    let first = args.depth.first().copied().unwrap_or(0);
+    let first = args.depth().first().copied().unwrap_or(0);
     bench.engine.profile(true);
     prefill(bench, args.prompt)?;
     let mut phases = vec![profile::phase(bench, format!("prefill, {} tokens", args.prompt))];
-    let alone = args.depth.iter().map(|depth| (1, *depth));
-    let batches = args.batch.iter().filter(|rows| **rows > 1).map(|rows| (*rows, first));
+    let alone = args.depth().iter().map(|depth| (1, *depth));
+    let batches = args.batch().iter().filter(|rows| **rows > 1).map(|rows| (*rows, first));
     for (rows, depth) in alone.chain(batches) {
         decode(args, bench, rows, depth)?;
         let of = if rows > 1 { format!(" of {rows} rows") } else { String::new() };
@@ -188,29 +188,13 @@ fn prefill(bench: &mut Bench, prompt: usize) -> Result<Work> {
 /// Decodes with `rows` rows together, each behind a text of `depth` tokens.
 fn decode(args: &SpeedArgs, bench: &mut Bench, rows: usize, depth: usize) -> Result<Work> {
     let most = args.generate + lead(args, rows, depth);
-    let mut started: Vec<(RowId, bool)> = Vec::with_capacity(rows);
-    for _ in 0..rows {
-        let ids = bench.ids(depth.max(1));
-        started.push((bench.engine.submit(Request::new(ids, most))?, false));
-    }
-    while started.iter().any(|(_, decodes)| !decodes) && bench.engine.rows() == rows {
-        bench.step()?;
-        for event in &bench.events {
-            let Event::Token { row, .. } = event else { continue };
-            started.iter_mut().filter(|(id, _)| id == row).for_each(|(_, decodes)| *decodes = true);
-        }
-    }
+    let prompts = (0..rows).map(|_| bench.ids(depth.max(1))).collect();
+    let started = bench.read(prompts, most)?;
     bench.begin();
     for _ in 0..args.generate {
         bench.step()?;
     }
-    let work = bench.work;
-    started.iter().for_each(|(row, _)| bench.engine.cancel(*row));
-    if work.tokens != rows * args.generate {
-        let what = format!("{} tokens in {} steps of {rows} rows", work.tokens, args.generate);
-        return Err(Error::new(Kind::Bug, what).hint("please report it"));
-    }
-    Ok(work)
+    bench.leave(&started, args.generate)
 }
 
 fn table(o: &Outcome) -> String {

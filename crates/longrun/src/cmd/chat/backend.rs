@@ -50,7 +50,7 @@ impl Backend {
             adapter: args.adapter,
             draft: args.draft,
             kv: args.kv,
-            cpu: args.cpu,
+            device: args.device,
             ..ServeArgs::plain()
         };
         Ok(Self::Here { app: Arc::new(serve::open(&serve)?), name })
