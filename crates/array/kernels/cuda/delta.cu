@@ -29,7 +29,8 @@ struct Staged {
 // Copies tokens `from..` of a chunk; a warp has every so many-th.
 template <u32 R, bool BY_ROW>
 DEVICE void stage(
-    const Delta& a, const RowTokens& row, const Part& part, Staged<R, BY_ROW> at, float* to, u32 from
+    const Delta& a, const RowTokens& row, const Part& part, Staged<R, BY_ROW> at, float* to,
+    u32 from
 ) {
     u32 warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     u32 keys = a.hk * a.dk, values = a.hv * a.dv, h = part.head, kh = h / (a.hv / a.hk);
@@ -164,29 +165,29 @@ DEVICE void delta(const Step& step, const Delta& a) {
 
 // Keys of at most so many numbers.
 KERNEL delta_32(
-    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk, u32 dv,
-    u32 chunk, Mat out
+    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk,
+    u32 dv, u32 chunk, Mat out
 ) {
     delta<4>(step, Delta{q, k, v, decay, beta, state, hk, hv, dk, dv, chunk, out});
 }
 
 KERNEL delta_64(
-    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk, u32 dv,
-    u32 chunk, Mat out
+    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk,
+    u32 dv, u32 chunk, Mat out
 ) {
     delta<8>(step, Delta{q, k, v, decay, beta, state, hk, hv, dk, dv, chunk, out});
 }
 
 KERNEL delta_128(
-    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk, u32 dv,
-    u32 chunk, Mat out
+    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk,
+    u32 dv, u32 chunk, Mat out
 ) {
     delta<16>(step, Delta{q, k, v, decay, beta, state, hk, hv, dk, dv, chunk, out});
 }
 
 KERNEL delta_256(
-    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk, u32 dv,
-    u32 chunk, Mat out
+    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk,
+    u32 dv, u32 chunk, Mat out
 ) {
     delta<32>(step, Delta{q, k, v, decay, beta, state, hk, hv, dk, dv, chunk, out});
 }

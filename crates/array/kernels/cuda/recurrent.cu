@@ -13,7 +13,8 @@ constexpr u32 SLICE = 32;
 
 // What one channel of tokens `i..` brings, 0 from token `to` on.
 DEVICE void load_ahead(
-    float (&x)[AHEAD], const RowTokens& row, const State& state, const Mat& from, u32 i, u32 to, u32 j
+    float (&x)[AHEAD], const RowTokens& row, const State& state, const Mat& from, u32 i, u32 to,
+    u32 j
 ) {
 #pragma unroll
     for (u32 a = 0; a < AHEAD; a++) {
@@ -135,8 +136,8 @@ struct RunningSum {
 // The decays of tokens `from..to` of a channel. `kept` becomes the sum behind the last confirmed token, if it is one of
 // them; the sum before the first is `sum`.
 DEVICE void decay_tokens(
-    const RowTokens& row, const State& state, const Mat& x, const Curve& curve, const Mat& out, u32 j,
-    u32 from, u32 to, RunningSum sum, RunningSum& kept
+    const RowTokens& row, const State& state, const Mat& x, const Curve& curve, const Mat& out,
+    u32 j, u32 from, u32 to, RunningSum sum, RunningSum& kept
 ) {
     for (u32 i = from; i < to; i += AHEAD) {
         float g[AHEAD];
@@ -180,7 +181,8 @@ KERNEL decay(Step step, Mat x, Vec neg_a, Vec bias, u32 kind, float low, State s
     }
     for (u32 from = end + slice * SUM_BLOCK; from < row.all; from += gridDim.z * SUM_BLOCK) {
         RunningSum zero{0.0f, 0.0f};
-        decay_tokens(row, state, x, curve, out, j, from, min(from + SUM_BLOCK, row.all), zero, kept);
+        u32 to = min(from + SUM_BLOCK, row.all);
+        decay_tokens(row, state, x, curve, out, j, from, to, zero, kept);
     }
 }
 

@@ -64,7 +64,9 @@ DEVICE u32 column_of_sum() { return threadIdx.x % BESIDE * 4 + threadIdx.x / 8 %
 
 // One token through the columns of a warp. Returns in each lane the product with `c` of column `column_of_sum()`.
 template <u32 R>
-DEVICE float scan_token(Tile<R>& tile, const float* token, float delta, float keep, const float* x) {
+DEVICE float scan_token(
+    Tile<R>& tile, const float* token, float delta, float keep, const float* x
+) {
     float step[4], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     *(float4*)step = load4(x);
 #pragma unroll
@@ -149,26 +151,34 @@ KERNEL ssm_32(
     Step step, Mat x, Mat b, Mat c, Mat dt, Vec neg_a, Vec bias, Vec skip, float low, float high,
     State state, u32 heads, u32 groups, u32 dim, u32 rows, u32 chunk, Mat out
 ) {
-    scan<4>(step, Scan{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk, out});
+    const Scan a{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk,
+                 out};
+    scan<4>(step, a);
 }
 
 KERNEL ssm_64(
     Step step, Mat x, Mat b, Mat c, Mat dt, Vec neg_a, Vec bias, Vec skip, float low, float high,
     State state, u32 heads, u32 groups, u32 dim, u32 rows, u32 chunk, Mat out
 ) {
-    scan<8>(step, Scan{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk, out});
+    const Scan a{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk,
+                 out};
+    scan<8>(step, a);
 }
 
 KERNEL ssm_128(
     Step step, Mat x, Mat b, Mat c, Mat dt, Vec neg_a, Vec bias, Vec skip, float low, float high,
     State state, u32 heads, u32 groups, u32 dim, u32 rows, u32 chunk, Mat out
 ) {
-    scan<16>(step, Scan{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk, out});
+    const Scan a{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk,
+                 out};
+    scan<16>(step, a);
 }
 
 KERNEL ssm_256(
     Step step, Mat x, Mat b, Mat c, Mat dt, Vec neg_a, Vec bias, Vec skip, float low, float high,
     State state, u32 heads, u32 groups, u32 dim, u32 rows, u32 chunk, Mat out
 ) {
-    scan<32>(step, Scan{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk, out});
+    const Scan a{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk,
+                 out};
+    scan<32>(step, a);
 }

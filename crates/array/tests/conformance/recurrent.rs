@@ -49,47 +49,70 @@ pub(crate) fn decay(rig: &mut Rig) -> Model {
     })
 }
 
+/// A size, often a multiple of 4: then numbers may be moved by fours.
+fn size(rig: &mut Rig, low: usize, high: usize) -> usize {
+    let n = rig.rng.int(low, high);
+    if rig.rng.int(0, 1) == 0 { n.next_multiple_of(4) } else { n }
+}
+
+/// Rows of a head's record: some for each kernel that a device may have.
+fn lengths(rig: &mut Rig) -> [usize; 5] {
+    [(2, 24), (2, 32), (33, 64), (65, 128), (129, 256)].map(|(low, high)| size(rig, low, high))
+}
+
 pub(crate) fn delta_rule(rig: &mut Rig) -> Model {
-    let (hk, shared) = (rig.rng.int(1, 2), rig.rng.int(1, 3));
-    let heads = DeltaHeads { hk, hv: hk * shared, dk: rig.rng.int(2, 24), dv: rig.rng.int(1, 70) };
-    let (hv, keys, values) = (heads.hv, heads.keys(), heads.values());
-    let channels = hv * heads.dk;
-    let table = rig.table(2 * keys + values + 2 * hv + channels);
-    // A decay for each head, and one for each channel of a key.
-    let rules = [hv, channels].map(|n| {
-        let weights = (rig.vector(n, -0.2, -0.01), rig.vector(n, -1.0, 1.0));
-        let inputs = keys + values + n + hv;
-        (weights, record(rig, 2 * n, n), record(rig, channels * heads.dv, inputs))
-    });
+    let (hk, shared, dv) = (rig.rng.int(1, 2), rig.rng.int(1, 3), size(rig, 1, 70));
+    let hv = hk * shared;
+    let lengths = lengths(rig);
+    let most = lengths.into_iter().max().unwrap_or(0);
+    // A decay for each head, or one for each channel of a key; the first two have one of each kind.
+    let rules: Vec<_> = (0..lengths.len())
+        .map(|i| {
+            let heads = DeltaHeads { hk, hv, dk: lengths[i], dv };
+            let by_head = if i < 2 { i == 0 } else { rig.rng.int(0, 1) == 0 };
+            let n = if by_head { hv } else { hv * heads.dk };
+            let weights = (rig.vector(n, -0.2, -0.01), rig.vector(n, -1.0, 1.0));
+            let inputs = heads.keys() + heads.values() + n + hv;
+            let state = record(rig, hv * heads.dk * dv, inputs);
+            (heads, n, weights, record(rig, 2 * n, n), state)
+        })
+        .collect();
+    let (keys, values) = (hk * most, hv * dv);
+    let table = rig.table(2 * keys + values + hv + hv * most);
     model(move |step| {
         let x = step.ids().embed(&table, 1.0);
-        let [q, k, v, b, head, channel] = x.split([keys, keys, values, hv, hv, channels]);
-        let [q, k] = [q, k].map(|x| x.unit_norm(heads.dk, 1e-6, 1.0));
+        let [q, k, v, b, a] = x.split([keys, keys, values, hv, hv * most]);
         let beta = b.apply(Map::Sigmoid);
-        let parts = [head, channel].into_iter().zip(&rules);
-        sum(parts.map(|(a, ((neg_a, bias), sums, state))| {
+        sum(rules.iter().map(|(heads, n, (neg_a, bias), sums, state)| {
+            let [q, k] = [q, k].map(|x| x.columns(0, heads.keys()).unit_norm(heads.dk, 1e-6, 1.0));
+            let a = a.columns(0, *n);
             let (decay, _) = a.decay(neg_a, bias, step.open(sums), DecayCurve::Softplus);
-            Delta { q, k, v, decay, beta }.rule(heads, step.open(state)).0
+            Delta { q, k, v, decay, beta }.rule(*heads, step.open(state)).0
         }))
     })
 }
 
 pub(crate) fn ssm(rig: &mut Rig) -> Model {
     let (groups, shared) = (rig.rng.int(1, 2), rig.rng.int(1, 3));
-    let (dim, state) = (rig.rng.int(1, 70), rig.rng.int(1, 24));
-    let heads = SsmHeads { heads: groups * shared, groups, dim, state };
-    let (n, inner, keys) = (heads.heads, heads.heads * dim, groups * state);
+    let (dim, lengths) = (size(rig, 1, 70), lengths(rig));
+    let most = lengths.into_iter().max().unwrap_or(0);
+    let (n, inner, keys) = (groups * shared, groups * shared * dim, groups * most);
     let table = rig.table(inner + 2 * keys + n);
     let (neg_a, bias, skip) =
         (rig.vector(n, -2.0, -0.01), rig.vector(n, -2.0, 1.0), rig.vector(n, -1.0, 1.0));
-    let memories = [0; 2].map(|_| record(rig, n * state * dim, inner + keys + n));
+    let scans = lengths.map(|state| {
+        let heads = SsmHeads { heads: n, groups, dim, state };
+        let limits = [(0.0, f32::INFINITY), (0.3, 0.8)][rig.rng.int(0, 1)];
+        (heads, limits, record(rig, n * state * dim, inner + groups * state + n))
+    });
     model(move |step| {
         let x = step.ids().embed(&table, 1.0);
         let [x, b, c, dt] = x.split([inner, keys, keys, n]);
-        let limits = [(0.0, f32::INFINITY), (0.3, 0.8)];
-        sum(limits.into_iter().zip(&memories).map(|(limits, memory)| {
+        sum(scans.iter().map(|(heads, limits, memory)| {
+            let [b, c] = [b, c].map(|x| x.columns(0, groups * heads.state));
+            let limits = *limits;
             let scan = Scan { x, b, c, dt, neg_a: &neg_a, bias: &bias, skip: &skip, limits };
-            scan.run(heads, step.open(memory)).0
+            scan.run(*heads, step.open(memory)).0
         }))
     })
 }
