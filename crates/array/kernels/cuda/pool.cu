@@ -1,5 +1,5 @@
-// Pooling groups of tokens into entries. A group's tokens are wherever they are: in the row's record, in its log or in the
-// step. The definition is in `cpu/select.rs`.
+// Pooling groups of tokens into entries. A group's tokens are wherever they are: in the row's record, in its log or in
+// the step. The definition is in `cpu/select.rs`.
 #include "common.cuh"
 
 // What is pooled. A record has the open group's `x`, then its `gate`, each `[every, cols]`; with overlap, the first
