@@ -25,7 +25,9 @@ fn an_unknown_name_is_an_error_with_those_that_there_are() {
 #[test]
 fn a_device_that_is_not_there_is_an_error_that_says_what_to_do() {
     // A machine without a driver has none, one with GPUs has not so many.
-    for command in [&["generate"][..], &["serve", "--port", "0"], &["soak"], &["bench"]] {
+    for command in
+        [&["generate"][..], &["serve", "--port", "0"], &["soak", "--tokens", "9"], &["bench"]]
+    {
         let run = longrun(&[command, &["--device", "cuda:99"]].concat());
         assert_eq!(run.code, 6, "{command:?}: {}", run.stderr);
         let found = ["there is no NVIDIA driver", "there is no CUDA device 99"];
