@@ -15,7 +15,9 @@ pub enum Error {
     #[error(transparent)]
     Limit(#[from] LimitReached),
     /// The device has no memory left for one buffer.
-    #[error("{device} could not allocate {bytes} bytes for a {tag} buffer beside {live}{left}")]
+    #[error(
+        "{device} could not allocate {bytes} bytes for a {tag} buffer beside {live} that it has{left}"
+    )]
     Memory {
         /// Which device.
         device: String,

@@ -195,9 +195,10 @@ impl Inner {
             bytes,
             tag: tag.name(),
             live: self.ledger.usage().live.bytes,
-            left: self.device.memory().map_or_else(String::new, |(free, all)| {
-                format!(", of {all} there are {free} free")
-            }),
+            left: self
+                .device
+                .memory()
+                .map_or_else(String::new, |(free, all)| format!("; {free} of {all} are free")),
         })
     }
 

@@ -103,6 +103,7 @@ fn a_shape_is_measured_behind_a_prompt_unless_told_otherwise() {
     };
     let table = bench(&[]).stdout;
     assert!(table.contains("\n   1 ") && table.contains("live buffers"), "{table}");
+    assert!(table.contains("\nstored   weights in bf16, keys and values in f32\n"), "{table}");
     let json = bench(&["--json"]).json();
     assert!(json[0]["bandwidth_fraction"].is_null(), "{json}");
     let weights = |quant: &str| {

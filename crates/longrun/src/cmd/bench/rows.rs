@@ -170,6 +170,9 @@ fn stored(source: &ModelSource) -> Option<String> {
 
 fn table(args: &SpeedArgs, facts: &Facts, runs: &[Run]) -> String {
     let mut text = facts.text();
+    if let Some(Run { quant: Some(quant), kv_type, .. }) = runs.first() {
+        let _ = writeln!(text, "stored   weights in {quant}, keys and values in {kv_type}");
+    }
     text += "\nrows   prompt t/s   decode t/s   ms a step  memory   arith   live buffers\n";
     for run in runs {
         let _ = writeln!(
