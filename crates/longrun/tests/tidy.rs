@@ -1,4 +1,5 @@
-//! The habits of the project as tests: budgets, module direction, where `unsafe` may be, documents in step.
+//! The habits of the project as tests: budgets, module direction, where code may promise what no compiler checks,
+//! documents in step.
 //!
 //! Owns the numbers. Raising one is a line in a diff, with its reason. It reads files and runs nothing.
 
@@ -325,7 +326,7 @@ fn unsafe_stays_in_array_and_is_explained() {
         for (i, code) in code.lines().enumerate().filter(|(_, code)| has_word(code, UNSAFE)) {
             let place = format!("{name}:{}", i + 1);
             if !inside {
-                complaints.push(format!("{place}: unsafe outside of crates/array"));
+                complaints.push(format!("{place}: {UNSAFE} outside of crates/array"));
             }
             if promises(code) && !explained(&lines, i) {
                 complaints.push(format!("{place}: no SAFETY comment"));

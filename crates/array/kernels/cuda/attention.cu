@@ -6,7 +6,7 @@
 #include "attention.cuh"
 
 constexpr u32 THREADS = 128, WARPS = THREADS / WARP;
-// Columns of values that a thread has at most: `COLUMNS` in `attention.rs` over the threads.
+// Columns of values that a thread has at most: those of `MOST` in `attention.rs` over the threads.
 constexpr u32 OWN = 8;
 // A place that is not seen, and one whose block is missing: what it holds counts as no number.
 constexpr u32 HIDDEN = ALL, MISSING = ALL - 1;

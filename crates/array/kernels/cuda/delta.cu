@@ -10,8 +10,8 @@
 struct Delta {
     Mat q, k, v, decay, beta;
     State state;
-    u32 hk, hv, dk, dv, chunk;
     Mat out;
+    u32 hk, hv, dk, dv, chunk, zero;
 };
 
 // Where the numbers of a token lie in shared memory: key, query and, where each row of the state has one, decays, with
@@ -117,22 +117,11 @@ DEVICE void delta_row(const Delta& a, const RowTokens& row) {
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     float* const chunks = (float*)shared;
     const u32 size = a.chunk * at.size;
-    if (a.dk < at.ROWS || part.n < part.cols) {
-        for (u32 i = threadIdx.x; i < 2 * size; i += blockDim.x) chunks[i] = 0.0f;
-        __syncthreads();
-    }
+    clear_chunks(chunks, 2 * size, a.dk < at.ROWS || part.n < part.cols);
     stage(a, row, part, at, chunks, 0);
     end_copies();
 
-    u32 column = part.of_warp() + Tile<R>::column();
-    u32 mine = column < a.dv ? min(4u, a.dv - column) : 0;
-    float* record = a.state.numbers(row.slot) + (u64)part.head * a.dk * a.dv + column;
-    Tile<R> tile;
-    if (row.fresh()) {
-        tile.clear();
-    } else {
-        tile.load(record, a.dk, a.dv, mine);
-    }
+    Held<R> held(a.state, row, part, a.dk, a.dv);
     u32 result = part.of_warp() + column_of_sum();
     bool has_result = lane >= 16 && result < a.dv;
     for (u32 from = 0, now = 0; from < row.all; from += a.chunk, now = size - now) {
@@ -142,11 +131,11 @@ DEVICE void delta_row(const Delta& a, const RowTokens& row) {
         __syncthreads();
         u32 end = min(row.all, from + a.chunk);
         for (u32 i = from; i < end; i++) {
-            float y = delta_token(tile, chunks + now + (i - from) * at.size, at, warp);
+            float y = delta_token(held.tile, chunks + now + (i - from) * at.size, at, warp);
             if (has_result && i >= row.logged) {
                 a.out.row(row.token(i))[part.head * a.dv + result] = y;
             }
-            if (i + 1 == row.confirmed) tile.store(record, a.dk, a.dv, mine);
+            if (i + 1 == row.confirmed) held.store();
         }
         __syncthreads();
     }
@@ -164,30 +153,7 @@ DEVICE void delta(const Step& step, const Delta& a) {
 }
 
 // Keys of at most so many numbers.
-KERNEL delta_32(
-    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk,
-    u32 dv, u32 chunk, Mat out
-) {
-    delta<4>(step, Delta{q, k, v, decay, beta, state, hk, hv, dk, dv, chunk, out});
-}
-
-KERNEL delta_64(
-    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk,
-    u32 dv, u32 chunk, Mat out
-) {
-    delta<8>(step, Delta{q, k, v, decay, beta, state, hk, hv, dk, dv, chunk, out});
-}
-
-KERNEL delta_128(
-    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk,
-    u32 dv, u32 chunk, Mat out
-) {
-    delta<16>(step, Delta{q, k, v, decay, beta, state, hk, hv, dk, dv, chunk, out});
-}
-
-KERNEL delta_256(
-    Step step, Mat q, Mat k, Mat v, Mat decay, Mat beta, State state, u32 hk, u32 hv, u32 dk,
-    u32 dv, u32 chunk, Mat out
-) {
-    delta<32>(step, Delta{q, k, v, decay, beta, state, hk, hv, dk, dv, chunk, out});
-}
+KERNEL delta_32(Step step, Delta a) { delta<4>(step, a); }
+KERNEL delta_64(Step step, Delta a) { delta<8>(step, a); }
+KERNEL delta_128(Step step, Delta a) { delta<16>(step, a); }
+KERNEL delta_256(Step step, Delta a) { delta<32>(step, a); }

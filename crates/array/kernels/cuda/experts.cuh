@@ -165,12 +165,18 @@ struct Split {
     DEVICE static u32 column(u32 u, u32 i) { return u / 2 * 32 + u % 2 * 8 + i / 2 * 16 + i % 2 * 4; }
 };
 
+// What two words of eight numbers bring to `x`: every second one, from the first on or (`HIGH`) from the second on.
+template <u32 HIGH>
+DEVICE float dot_half(const float (&m)[8], const float (&n)[8], const Sixteen& s, float sum = 0.0f) {
+    sum = dot4(s.x[2 * HIGH], m[HIGH], m[HIGH + 2], m[HIGH + 4], m[HIGH + 6], sum);
+    return dot4(s.x[2 * HIGH + 1], n[HIGH], n[HIGH + 2], n[HIGH + 4], n[HIGH + 6], sum);
+}
+
 DEVICE float dot_split(u32 a, u32 b, const Sixteen& s) {
     float m[8], n[8];
     nibbles(a, m);
     nibbles(b, n);
-    float low = dot4(s.x[1], n[0], n[2], n[4], n[6], dot4(s.x[0], m[0], m[2], m[4], m[6]));
-    return dot4(s.x[3], n[1], n[3], n[5], n[7], dot4(s.x[2], m[1], m[3], m[5], m[7], low));
+    return dot_half<1>(m, n, s, dot_half<0>(m, n, s));
 }
 
 struct FormQ4_0 : Split {
@@ -227,9 +233,7 @@ struct FormMXFP4 : Split {
         float m[8], n[8];
         numbers(w.word(0), m);
         numbers(w.word(1), n);
-        float sum = dot4(s.x[1], n[0], n[2], n[4], n[6], dot4(s.x[0], m[0], m[2], m[4], m[6]));
-        sum = dot4(s.x[3], n[1], n[3], n[5], n[7], dot4(s.x[2], m[1], m[3], m[5], m[7], sum));
-        return e8m0(head) * (sum * 16384.0f);
+        return e8m0(head) * (dot_half<1>(m, n, s, dot_half<0>(m, n, s)) * 16384.0f);
     }
 };
 
@@ -274,8 +278,7 @@ struct FormQ4_K {
         float m[8], n[8];
         nibbles(w[0], m);
         nibbles(w[1], n);
-        float low = dot4(s.x[1], n[0], n[2], n[4], n[6], dot4(s.x[0], m[0], m[2], m[4], m[6]));
-        float high = dot4(s.x[3], n[1], n[3], n[5], n[7], dot4(s.x[2], m[1], m[3], m[5], m[7]));
+        float low = dot_half<0>(m, n, s), high = dot_half<1>(m, n, s);
         // Scales and mins of six bits, two at a time.
         u32 at = part % 2 * 16, a = head.y >> at, b = head.z >> at, c = head.w >> at;
         u32 scales = part < 2 ? a & 0x3f3f : (c & 0x0f0f) | (a >> 2 & 0x3030);

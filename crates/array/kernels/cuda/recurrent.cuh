@@ -59,7 +59,7 @@ DEVICE void copy_later(float* to, const float* from, u32 n) {
 
 // --- columns of a matrix `[rows, cols]` in registers
 
-// Columns that a warp has: `COLUMNS` in `delta.rs`.
+// Columns that a warp has: `COLUMNS` in `recurrent.rs`.
 constexpr u32 COLUMNS = 16;
 // Lanes beside each other in a row have four columns each; as many lanes share columns as there are such groups of rows.
 constexpr u32 BESIDE = COLUMNS / 4;
@@ -156,3 +156,32 @@ struct Part {
     // The first column of this warp, of those of the head.
     DEVICE u32 of_warp() const { return start + threadIdx.x / WARP * COLUMNS; }
 };
+
+// The columns of a lane in the record `[rows, all]` of a head of a row, from its first token to its last.
+template <u32 R>
+struct Held {
+    Tile<R> tile;
+    float* at;
+    u32 rows, all, mine;
+
+    DEVICE Held(const State& state, const RowTokens& row, const Part& part, u32 rows, u32 all)
+        : rows(rows), all(all) {
+        u32 column = part.of_warp() + Tile<R>::column();
+        mine = column < all ? min(4u, all - column) : 0;
+        at = state.numbers(row.slot) + (u64)part.head * rows * all + column;
+        if (row.fresh()) {
+            tile.clear();
+        } else {
+            tile.load(at, rows, all, mine);
+        }
+    }
+
+    DEVICE void store() const { tile.store(at, rows, all, mine); }
+};
+
+// Zeros for both chunks in shared memory, if a token has fewer numbers than there is room for.
+DEVICE void clear_chunks(float* chunks, u32 numbers, bool has_gaps) {
+    if (!has_gaps) return;
+    for (u32 i = threadIdx.x; i < numbers; i += blockDim.x) chunks[i] = 0.0f;
+    __syncthreads();
+}

@@ -8,8 +8,8 @@ struct Scan {
     Vec neg_a, bias, skip;
     float low, high;
     State state;
-    u32 heads, groups, dim, rows, chunk;
     Mat out;
+    u32 heads, groups, dim, rows, chunk, zero;
 };
 
 // Where the numbers of a token lie in shared memory: `b` and `c`, with zeros behind the last; the block's columns of `x`;
@@ -102,22 +102,11 @@ DEVICE void scan(const Step& step, const Scan& a) {
     u32 lane = threadIdx.x % WARP, in_block = threadIdx.x / WARP * COLUMNS;
     float* const chunks = (float*)shared;
     const u32 size = a.chunk * at.size;
-    if (a.rows < at.ROWS || part.n < part.cols) {
-        for (u32 i = threadIdx.x; i < 2 * size; i += blockDim.x) chunks[i] = 0.0f;
-        __syncthreads();
-    }
+    clear_chunks(chunks, 2 * size, a.rows < at.ROWS || part.n < part.cols);
     stage(a, row, part, at, chunks, 0);
     end_copies();
 
-    u32 column = part.of_warp() + Tile<R>::column();
-    u32 mine = column < a.dim ? min(4u, a.dim - column) : 0;
-    float* record = a.state.numbers(row.slot) + (u64)part.head * a.rows * a.dim + column;
-    Tile<R> tile;
-    if (row.fresh()) {
-        tile.clear();
-    } else {
-        tile.load(record, a.rows, a.dim, mine);
-    }
+    Held<R> held(a.state, row, part, a.rows, a.dim);
     u32 result = part.of_warp() + column_of_sum();
     bool has_result = (lane & 4) == 0 && result < a.dim;
     float skip = a.skip.at[part.head];
@@ -135,50 +124,19 @@ DEVICE void scan(const Step& step, const Scan& a) {
             const float* x = token + at.X + in_block;
             float delta = __shfl_sync(ALL, rates.delta, i - from);
             float keep = __shfl_sync(ALL, rates.keep, i - from);
-            float y = scan_token(tile, token, delta, keep, x + Tile<R>::column());
+            float y = scan_token(held.tile, token, delta, keep, x + Tile<R>::column());
             if (has_result && i >= row.logged) {
                 y += skip * x[column_of_sum()];
                 a.out.row(row.token(i))[part.head * a.dim + result] = y;
             }
-            if (i + 1 == row.confirmed) tile.store(record, a.rows, a.dim, mine);
+            if (i + 1 == row.confirmed) held.store();
         }
         __syncthreads();
     }
 }
 
 // States of at most so many rows.
-KERNEL ssm_32(
-    Step step, Mat x, Mat b, Mat c, Mat dt, Vec neg_a, Vec bias, Vec skip, float low, float high,
-    State state, u32 heads, u32 groups, u32 dim, u32 rows, u32 chunk, Mat out
-) {
-    const Scan a{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk,
-                 out};
-    scan<4>(step, a);
-}
-
-KERNEL ssm_64(
-    Step step, Mat x, Mat b, Mat c, Mat dt, Vec neg_a, Vec bias, Vec skip, float low, float high,
-    State state, u32 heads, u32 groups, u32 dim, u32 rows, u32 chunk, Mat out
-) {
-    const Scan a{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk,
-                 out};
-    scan<8>(step, a);
-}
-
-KERNEL ssm_128(
-    Step step, Mat x, Mat b, Mat c, Mat dt, Vec neg_a, Vec bias, Vec skip, float low, float high,
-    State state, u32 heads, u32 groups, u32 dim, u32 rows, u32 chunk, Mat out
-) {
-    const Scan a{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk,
-                 out};
-    scan<16>(step, a);
-}
-
-KERNEL ssm_256(
-    Step step, Mat x, Mat b, Mat c, Mat dt, Vec neg_a, Vec bias, Vec skip, float low, float high,
-    State state, u32 heads, u32 groups, u32 dim, u32 rows, u32 chunk, Mat out
-) {
-    const Scan a{x, b, c, dt, neg_a, bias, skip, low, high, state, heads, groups, dim, rows, chunk,
-                 out};
-    scan<32>(step, a);
-}
+KERNEL ssm_32(Step step, Scan a) { scan<4>(step, a); }
+KERNEL ssm_64(Step step, Scan a) { scan<8>(step, a); }
+KERNEL ssm_128(Step step, Scan a) { scan<16>(step, a); }
+KERNEL ssm_256(Step step, Scan a) { scan<32>(step, a); }

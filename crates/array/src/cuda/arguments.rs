@@ -1,4 +1,4 @@
-//! What kernels are given: numbers, and small structures with the layout of their twins in `common.cuh`.
+//! What kernels are given: numbers, and small structures with the layout of their twins in the sources.
 //!
 //! Owns the layouts. Refuses anything that is not plain data: a kernel reads its arguments byte by byte.
 
@@ -14,7 +14,8 @@ pub(super) unsafe trait Argument: Copy {
     const NAME: &'static str;
 }
 
-/// Declares structures that kernels take: each twin in `common.cuh` has the same fields in the same order.
+/// Declares structures that kernels take: each twin, in `common.cuh` or the family's file, has the same fields in the same
+/// order.
 macro_rules! arguments {
     ($($(#[$about:meta])* $name:ident = $twin:literal { $($field:ident: $type:ty,)* })*) => {
         $(
@@ -31,12 +32,13 @@ macro_rules! arguments {
             );
 
             // SAFETY: C layout without padding; the fields are plain data.
-            unsafe impl Argument for $name {
+            unsafe impl $crate::cuda::arguments::Argument for $name {
                 const NAME: &'static str = $twin;
             }
         )*
     };
 }
+pub(super) use arguments;
 
 // SAFETY: plain numbers.
 unsafe impl Argument for u32 {
@@ -131,6 +133,34 @@ arguments! {
         alpha: f32,
         map: MapCode,
     }
+}
+
+impl Mat {
+    /// A tensor that isn't there.
+    pub(super) const NONE: Self = Self { at: 0, cols: 0, stride: 0, outputs: 0, zero: 0 };
+}
+
+impl Vector {
+    /// A vector that isn't there.
+    pub(super) const NONE: Self = Self { at: 0, len: 0, zero: 0 };
+}
+
+impl State {
+    /// A state that isn't there.
+    pub(super) const NONE: Self = Self {
+        at: 0,
+        unit: 0,
+        units: 0,
+        table: 0,
+        every: 1,
+        stored: 0,
+        keys: 0,
+        heads: 0,
+        dim: 0,
+        record: 0,
+        inputs: 0,
+        zero: 0,
+    };
 }
 
 impl StepInputs {

@@ -3,7 +3,7 @@
 //! Owns how heads and columns are cut into pieces, and the room for parts of results. How long a stretch is, kernels find
 //! out from the positions of a step.
 
-use super::arguments::{Argument, Mat, State, Vector};
+use super::arguments::{Mat, State, Vector, arguments};
 use super::recorder::Recorder;
 use super::sources::Family;
 use crate::op::{Op, Values};
@@ -72,55 +72,24 @@ impl Cut {
     }
 }
 
-/// One attention as kernels take it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Attention {
-    states: [State; 3],
-    mats: [Mat; 3],
-    sinks: Vector,
-    /// Parts, sums, work.
-    scratch: [u64; 3],
-    values_dim: u32,
-    columns: u32,
-    every: u32,
-    per_key: u32,
-    together: u32,
-    chunks: u32,
-    slices: u32,
-    window: u32,
-    scale: f32,
-    softcap: f32,
-}
-
-const _: () = assert!(
-    size_of::<Attention>()
-        == 3 * size_of::<State>() + 3 * size_of::<Mat>() + size_of::<Vector>() + 3 * 8 + 10 * 4,
-    "there is padding"
-);
-
-// SAFETY: C layout without padding, that of the twin in `attention.cu`; the fields are plain data.
-unsafe impl Argument for Attention {
-    const NAME: &'static str = "Attention";
-}
-
-/// A state, or one that isn't there.
-fn state(r: &Recorder<'_>, state: Option<StateRef>) -> Result<State, String> {
-    let none = State {
-        at: 0,
-        unit: 0,
-        units: 0,
-        table: 0,
-        every: 1,
-        stored: 0,
-        keys: 0,
-        heads: 0,
-        dim: 0,
-        record: 0,
-        inputs: 0,
-        zero: 0,
-    };
-    state.map_or(Ok(none), |state| r.state(state))
+arguments! {
+    /// One attention.
+    Attention = "Attention" {
+        states: [State; 3],
+        mats: [Mat; 3],
+        sinks: Vector,
+        scratch: [u64; 3],
+        values_dim: u32,
+        columns: u32,
+        every: u32,
+        per_key: u32,
+        together: u32,
+        chunks: u32,
+        slices: u32,
+        window: u32,
+        scale: f32,
+        softcap: f32,
+    }
 }
 
 /// Bytes of scratch of a node, for `rows` tokens at most.
@@ -163,9 +132,9 @@ fn argument(r: &Recorder<'_>, op: Op, cut: Cut) -> Result<Attention, String> {
         Values::Of(values) => Some(values),
         Values::Keys { .. } => None,
     };
+    let state = |s: Option<StateRef>| s.map_or(Ok(State::NONE), |s| r.state(s));
     let (q, out) = (r.get(q)?, r.out()?);
-    let none = Mat { at: 0, cols: 0, stride: 0, outputs: 0, zero: 0 };
-    let list = chosen.map_or(Ok(none), |chosen| r.get(chosen.list))?;
+    let list = chosen.map_or(Ok(Mat::NONE), |chosen| r.get(chosen.list))?;
     let (parts, bytes) = r.scratch()?;
     let numbers = cut.scratch(r.room(&out) as usize);
     if bytes < 4 * numbers.iter().sum::<usize>() {
@@ -178,7 +147,7 @@ fn argument(r: &Recorder<'_>, op: Op, cut: Cut) -> Result<Attention, String> {
     let every = chosen.map(|c| c.every).or(entries.map(|e| e.every)).unwrap_or(1);
     let window = window.map_or(0, |w| u32::try_from(w).unwrap_or(u32::MAX));
     Ok(Attention {
-        states: [r.state(keys)?, state(r, own)?, state(r, entries)?],
+        states: [r.state(keys)?, state(own)?, state(entries)?],
         mats: [q, list, out],
         sinks: r.maybe(sinks)?,
         scratch: [parts, sums, sums + 4 * numbers[1] as u64],

@@ -1,5 +1,6 @@
 //! The gated delta rule: a block has some columns of a head of a row, from its first token to its last.
 
+use super::arguments::{Mat, State, arguments};
 use super::recorder::Recorder;
 use super::recurrent::{Spread, kernel_for, log};
 use super::sources::Family;
@@ -12,6 +13,25 @@ const KERNELS: [(u32, &str); 4] =
 /// Numbers of a token in shared memory beside keys, queries, decays and values: beta and a head's decay, rounded up.
 const RATES: u32 = 4;
 
+arguments! {
+    /// One delta rule.
+    Delta = "Delta" {
+        q: Mat,
+        k: Mat,
+        v: Mat,
+        decay: Mat,
+        beta: Mat,
+        state: State,
+        out: Mat,
+        hk: u32,
+        hv: u32,
+        dk: u32,
+        dv: u32,
+        chunk: u32,
+        zero: u32,
+    }
+}
+
 /// Records a delta rule.
 pub(super) fn record(r: &mut Recorder<'_>, op: Op) -> Result<(), String> {
     let Op::DeltaRule { q, k, v, decay, beta, state, heads } = op else {
@@ -23,8 +43,8 @@ pub(super) fn record(r: &mut Recorder<'_>, op: Op) -> Result<(), String> {
     let [hk, hv, dk, dv] = [heads.hk, heads.hv, heads.dk, heads.dv].map(|n| n as u32);
     let numbers = if decay.cols == hv { 2 * most } else { 3 * most } + RATES;
     let spread = Spread::new(r, heads.hv, heads.dv, numbers);
+    let chunk = spread.chunk;
     let launch = spread.launch(r, (Family::Delta, kernel))?;
-    launch.arg(q).arg(k).arg(v).arg(decay).arg(beta).arg(memory);
-    launch.arg(hk).arg(hv).arg(dk).arg(dv).arg(spread.chunk).arg(out);
+    launch.arg(Delta { q, k, v, decay, beta, state: memory, out, hk, hv, dk, dv, chunk, zero: 0 });
     log(r, [k, v, decay, beta], state)
 }

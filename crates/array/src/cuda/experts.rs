@@ -4,14 +4,11 @@
 //! number, and so is what does not lie on 16 bytes.
 
 use super::arguments::{GluCode, Mat, Matrix, Vector};
-use super::recorder::Recorder;
+use super::recorder::{Recorder, WARP};
 use super::sources::Family;
 use crate::device::MatrixSpec;
 use crate::format::Format;
 use crate::op::{Glu, Op};
-
-/// Lanes of a warp.
-const WARP: u32 = 32;
 
 /// Warps of a block that reads number by number.
 const PLAIN_WARPS: u32 = 8;

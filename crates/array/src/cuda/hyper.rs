@@ -1,14 +1,11 @@
 //! Hyper-connections: a warp makes the weights of a token, a thread mixes a column of its streams.
 
-use super::recorder::Recorder;
+use super::recorder::{Recorder, WARP};
 use super::sources::Family;
 use crate::op::Op;
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
-
-/// Lanes of a warp.
-const WARP: u32 = 32;
 
 /// Warps of a block that makes weights, each those of a token.
 const WARPS: u32 = 4;

@@ -4,16 +4,13 @@
 //! number.
 
 use super::arguments::Vector;
-use super::recorder::Recorder;
+use super::recorder::{Recorder, WARP};
 use super::sources::Family;
 use crate::op::Id;
 use crate::weight::WeightRef;
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
-
-/// Lanes of a warp.
-const WARP: u32 = 32;
 
 /// Rows of activations that a warp has at a time: `TOKENS` in `linear.cu`.
 const TOKENS: u32 = 8;

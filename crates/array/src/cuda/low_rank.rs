@@ -1,13 +1,13 @@
 //! What adapters add beside a linear layer: `y += B (A x)` with the pair that each row names.
 
-use super::recorder::Recorder;
+use super::recorder::{Recorder, WARP};
 use super::sources::Family;
 use crate::low_rank::LowRankRef;
 use crate::op::Id;
 
 /// Threads of a block, and warps.
 const BLOCK: u32 = 256;
-const WARPS: u32 = BLOCK / 32;
+const WARPS: u32 = BLOCK / WARP;
 
 /// Scratch for `A x` of so many rows.
 pub(super) fn scratch_bytes(l: Option<LowRankRef>, rows: usize) -> usize {

@@ -3,15 +3,12 @@
 //! A block of threads has some columns of one row; of a norm a warp has a group.
 
 use super::arguments::{GluCode, MapCode, Mat};
-use super::recorder::{Launch, Recorder};
+use super::recorder::{Launch, Recorder, WARP};
 use super::sources::Family;
 use crate::op::{Glu, Op, Stretch};
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
-
-/// Lanes of a warp.
-const WARP: u32 = 32;
 
 /// Launches a kernel with a thread for each number of `out`; rows are `y` of the grid.
 fn by_number<'r>(

@@ -1,6 +1,6 @@
 //! Pooling groups of tokens into entries, and keeping what open groups have.
 
-use super::arguments::{Argument, Mat, State, Vector};
+use super::arguments::{Mat, State, Vector, arguments};
 use super::recorder::Recorder;
 use super::sources::Family;
 use crate::op::Op;
@@ -8,26 +8,16 @@ use crate::op::Op;
 /// Threads of a block, each with a column.
 const THREADS: u32 = 128;
 
-/// What is pooled, as kernels take it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Pooled {
-    x: Mat,
-    gate: Mat,
-    bias: Vector,
-    state: State,
-    every: u32,
-    overlap: u32,
-}
-
-const _: () = assert!(
-    size_of::<Pooled>() == 2 * size_of::<Mat>() + size_of::<Vector>() + size_of::<State>() + 8,
-    "there is padding"
-);
-
-// SAFETY: C layout without padding, that of the twin in `pool.cu`; the fields are plain data.
-unsafe impl Argument for Pooled {
-    const NAME: &'static str = "Pooled";
+arguments! {
+    /// What is pooled.
+    Pooled = "Pooled" {
+        x: Mat,
+        gate: Mat,
+        bias: Vector,
+        state: State,
+        every: u32,
+        overlap: u32,
+    }
 }
 
 /// Records an [`Op::Pool`].

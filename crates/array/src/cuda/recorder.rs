@@ -15,6 +15,9 @@ use crate::state::{StateKind, StateRef};
 use crate::stored::Stored;
 use crate::weight::{WeightKind, WeightRef};
 
+/// Lanes of a warp.
+pub(super) const WARP: u32 = 32;
+
 /// A kernel that is to run, with its arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Launch {
@@ -147,7 +150,7 @@ impl<'a> Recorder<'a> {
 
     /// A vector weight, or one that isn't there.
     pub(super) fn maybe(&self, w: Option<WeightRef>) -> Result<Vector, String> {
-        w.map_or(Ok(Vector { at: 0, len: 0, zero: 0 }), |w| self.vector(w))
+        w.map_or(Ok(Vector::NONE), |w| self.vector(w))
     }
 
     /// A matrix weight, with its address.

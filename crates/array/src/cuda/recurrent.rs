@@ -4,16 +4,13 @@
 //! A thread has a channel of a slice of a row's tokens. Only the first slice of a row touches its record and its log.
 
 use super::arguments::{MapCode, Mat};
-use super::recorder::{Launch, Recorder};
+use super::recorder::{Launch, Recorder, WARP};
 use super::sources::Family;
 use crate::op::{DecayCurve, Op, SUM_BLOCK};
 use crate::state::{StateKind, StateRef};
 
 /// Threads of a block.
 const BLOCK: u32 = 128;
-
-/// Lanes of a warp.
-const WARP: u32 = 32;
 
 /// Tokens of a row from which on it is worth a slice of its own: `SLICE` in `recurrent.cu`.
 const SLICE: u32 = 32;
@@ -145,9 +142,8 @@ pub(super) fn log<const N: usize>(
     let (step, state, rows) = (r.step()?, r.state(state)?, r.plan.layout.rows as u32);
     let grid = [state.inputs.div_ceil(BLOCK), depth, rows];
     let launch = r.launch((Family::Recurrent, "log_inputs"), grid, [BLOCK, 1, 1]).arg(step);
-    let none = Mat { at: 0, cols: 0, stride: 0, outputs: 0, zero: 0 };
     for i in 0..4 {
-        launch.arg(inputs.get(i).copied().unwrap_or(none));
+        launch.arg(inputs.get(i).copied().unwrap_or(Mat::NONE));
     }
     launch.arg(state);
     Ok(())

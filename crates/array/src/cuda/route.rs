@@ -1,12 +1,9 @@
 //! Which experts serve a token: a block of threads has a row of logits.
 
-use super::recorder::Recorder;
+use super::recorder::{Recorder, WARP};
 use super::sources::Family;
 use crate::op::{Id, Score, Scoring};
 use crate::weight::WeightRef;
-
-/// Lanes of a warp, each of which has an expert.
-const WARP: u32 = 32;
 
 /// The most threads of a block.
 const BLOCK: u32 = 1024;
