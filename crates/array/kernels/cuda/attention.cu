@@ -11,8 +11,6 @@ constexpr u32 OWN = 8;
 // A place that is not seen, and one whose block is missing: what it holds counts as no number.
 constexpr u32 HIDDEN = ALL, MISSING = ALL - 1;
 
-DEVICE float infinity() { return __int_as_float(0x7f800000); }
-
 // One attention, as `attention.rs` lays it out. `values`, `entries`, `list` and `sinks` are null where there are none.
 struct Attention {
     State keys, values, entries;

@@ -144,6 +144,14 @@ DEVICE u32 quad(const u8* at) {
 DEVICE uint4 load16(const void* at) { return *(const uint4*)at; }
 DEVICE float4 load4(const float* at) { return *(const float4*)at; }
 
+DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+// The bits of a number, so that whole numbers compare as `total_cmp` does.
+DEVICE u32 ordered(float x) {
+    u32 bits = __float_as_uint(x);
+    return bits >> 31 ? ~bits : bits | 1u << 31;
+}
+
 // --- functions
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
@@ -213,5 +221,5 @@ DEVICE float block_max(float x) {
     if (threadIdx.x % WARP == 0) most[threadIdx.x / WARP] = x;
     __syncthreads();
     u32 lane = threadIdx.x % WARP;
-    return warp_max(lane < blockDim.x / WARP ? most[lane] : -__int_as_float(0x7f800000));
+    return warp_max(lane < blockDim.x / WARP ? most[lane] : -infinity());
 }

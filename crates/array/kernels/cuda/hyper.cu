@@ -51,7 +51,7 @@ KERNEL hyper_weights(Step step, Mat z, Vec scale, Vec base, u32 n, u32 iters, fl
     if (lane < n) {
         to[n + lane] = 2.0f * sigmoid(from[n + lane] * scale.at[1] + base.at[n + lane]);
     }
-    const float least = __int_as_float(0xff800000);
+    const float least = -infinity();
     u32 column = lane % MOST, places[2];
     Square square;
 #pragma unroll

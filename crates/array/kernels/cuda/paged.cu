@@ -42,7 +42,7 @@ DEVICE void encode_group(const Head& head, u32 g, float x, bool has, u32 token) 
     } else if (!four) {
         scale = away(__fdiv_rn(warp_max(has ? fabsf(x) : 0.0f), 127.0f));
     } else {
-        const float most = __int_as_float(0x7f800000);
+        const float most = infinity();
         float least = warp_min(has ? x : most), high = warp_max(has ? x : -most);
         low = least < 0.0f ? away(least) : __uint_as_float(__float_as_uint(least) & 0xffff0000u);
         scale = away(__fdiv_rn(__fsub_rn(high, low), 15.0f));

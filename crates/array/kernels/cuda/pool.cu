@@ -1,6 +1,6 @@
 // Pooling groups of tokens into entries. A group's tokens are wherever they are: in the row's record, in its log or in
 // the step. The definition is in `cpu/select.rs`.
-#include "common.cuh"
+#include "recurrent.cuh"
 
 // What is pooled. A record has the open group's `x`, then its `gate`, each `[every, cols]`; with overlap, the first
 // halves of the group before alike.
@@ -14,20 +14,12 @@ struct Pooled {
     DEVICE u32 half() const { return overlap ? x.cols / 2 : 0; }
 };
 
-// A row's record and log.
-struct Brought {
+// A row's tokens, its record and its log.
+struct Brought : RowTokens {
     float* record;
-    u32 slot, first, logged, confirmed, all, start;
 
-    DEVICE Brought(const Step& step, const Pooled& p, u32 row) {
-        slot = step.slot(row);
-        first = step.first(row);
-        logged = step.logged(row);
-        confirmed = step.confirmed(row);
-        all = logged + step.count(row);
-        start = step.past(row) - logged;
-        record = p.state.numbers(slot);
-    }
+    DEVICE Brought(const Step& step, const Pooled& p, u32 row)
+        : RowTokens(step, row), record(p.state.numbers(slot)) {}
 
     // Where a record has column `from` of row `i` of the open group, or of the group before: `x`, or `gate`.
     DEVICE float* place(const Pooled& p, bool open, u32 i, u32 from, bool gate) const {
@@ -42,9 +34,7 @@ struct Brought {
             bool open = position / p.every == start / p.every;
             return *place(p, open, position % p.every, from, gate);
         }
-        u32 i = position - start;
-        if (i < logged) return p.state.log(slot, i)[gate ? p.x.cols + from : from];
-        return (gate ? p.gate : p.x).row(first + i - logged)[from];
+        return input(p.state, gate ? p.gate : p.x, position - start, gate ? p.x.cols : 0)[from];
     }
 };
 
@@ -60,7 +50,7 @@ KERNEL pool(Step step, Pooled p, Mat out) {
     Brought brought(step, p, step.row(t));
     // The group before, and its own.
     u32 parts = p.overlap && group > 0 ? 2 : 1;
-    float most = -__int_as_float(0x7f800000), sum = 0.0f, pooled = 0.0f;
+    float most = -infinity(), sum = 0.0f, pooled = 0.0f;
     for (u32 part = 0; part < parts; part++) {
         u32 from = part == 0 ? p.half() + column : column;
         for (u32 i = 0; i < n; i++) {
@@ -85,7 +75,7 @@ KERNEL pool(Step step, Pooled p, Mat out) {
 // last tokens, a ring.
 DEVICE void confirm(const Brought& b, const Pooled& p, bool open, u32 from) {
     u32 n = p.every, end = b.start + b.confirmed;
-    if (b.start == 0) {
+    if (b.fresh()) {
         for (u32 i = 0; i < n; i++) *b.place(p, open, i, from, false) = *b.place(p, open, i, from, true) = 0.0f;
     }
     u32 position = max(b.start, end > n ? end - n : 0), to = end;
@@ -115,9 +105,9 @@ KERNEL pool_keep(Step step, Pooled p) {
         }
         confirm(b, p, true, column);
     }
-    for (u32 i = max(b.confirmed, b.logged); i < b.all; i++) {
+    for (u32 i = b.unconfirmed(); i < b.all; i++) {
         float *to = p.state.log(b.slot, i - b.confirmed);
-        u32 t = b.first + i - b.logged;
+        u32 t = b.token(i);
         for (u32 part = 0; part <= p.overlap; part++) {
             u32 from = part * half + column;
             to[from] = p.x.row(t)[from];

@@ -1,12 +1,6 @@
 // Which experts serve a token, and with what weight. The definition is `reference` of `cpu/route.rs`.
 #include "common.cuh"
 
-// The bits of a number so that whole numbers compare as `total_cmp` of the definition does.
-DEVICE u32 ordered(float x) {
-    u32 bits = __float_as_uint(x);
-    return bits >> 31 ? ~bits : bits | 1u << 31;
-}
-
 // What logits become: 0 softmax, 1 sigmoid, 2 root of softplus.
 struct Scores {
     u32 kind;
@@ -89,7 +83,7 @@ KERNEL route(Step step, Mat logits, Vec bias, Vec table, Vec gain, u32 kind, u32
     const float* row = logits.row(t);
     Scores scores = {kind, 0.0f, 1.0f};
     if (kind == 0) {
-        float most = -__int_as_float(0x7f800000), total = 0.0f;
+        float most = -infinity(), total = 0.0f;
         for (u32 e = threadIdx.x; e < experts; e += blockDim.x) most = fmaxf(most, row[e]);
         scores.most = block_max(most);
         for (u32 e = threadIdx.x; e < experts; e += blockDim.x) total += expf(row[e] - scores.most);

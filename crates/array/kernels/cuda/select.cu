@@ -11,12 +11,6 @@ DEVICE u32 visible(const Step& step, const State& keys, u32 t, u32 room) {
     return min((step.position(t) + 1) / keys.every, room);
 }
 
-// A score's bits in the order of integers; zeros of both signs are equal.
-DEVICE u32 ordered(float score) {
-    u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));
-    return bits >> 31 ? ~bits : bits | 1u << 31;
-}
-
 // A warp has a block of entries, a lane an entry; ranks are `[tokens, room]`.
 KERNEL select_rank(Step step, Mat q, Mat weights, State keys, float scale, u32 first, u32 room, u32 chosen, u32* ranks) {
     u32 t = first + blockIdx.y, lane = threadIdx.x % WARP;
@@ -46,7 +40,8 @@ KERNEL select_rank(Step step, Mat q, Mat weights, State keys, float scale, u32 f
                     if (h + i < weights.cols) score = fmaf(fmaxf(__fmul_rn(dots[i], scale), 0.0f), by[h + i], score);
                 }
             }
-            rank = ordered(score);
+            // Zeros of both signs are equal.
+            rank = ordered(__fadd_rn(score, 0.0f));
         }
         ranks[(u64)blockIdx.y * room + e] = rank;
     }
