@@ -14,8 +14,8 @@ pub(super) unsafe trait Argument: Copy {
     const NAME: &'static str;
 }
 
-/// Declares structures that kernels take: each twin, in `common.cuh` or the family's file, has the same fields in the same
-/// order.
+/// Declares structures that kernels take. Each has a twin, in `common.cuh` or in the file of its family, with the same
+/// fields in the same order.
 macro_rules! arguments {
     ($($(#[$about:meta])* $name:ident = $twin:literal { $($field:ident: $type:ty,)* })*) => {
         $(
